@@ -1,0 +1,1 @@
+"""A decoder-only language model on one device; nothing here knows of other processes."""
