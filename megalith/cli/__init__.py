@@ -1,0 +1,1 @@
+"""The command `megalith`: one thin file per verb, imported when chosen."""

@@ -1,0 +1,75 @@
+"""The door: `megalith VERB ...` finds the verb's module, imports it only then, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from types import MappingProxyType
+
+from megalith.cli.parser import verb_parser
+from megalith.errors import UserError
+
+# verb -> module with add_arguments(parser), run(args) -> int, HELP, EXAMPLE; and one line for `megalith --help`
+VERBS = MappingProxyType(
+    {
+        "data": ("megalith.cli.data", "train a tokenizer, turn text into token files, look into them"),
+        "train": ("megalith.cli.train", "train a model as a recipe says, on this machine or under torchrun"),
+        "generate": ("megalith.cli.generate", "continue a prompt with a trained model"),
+        "demo": ("megalith.cli.demo", "real text to a trained model that continues a prompt, in minutes"),
+    }
+)
+
+
+def usage() -> str:
+    """What `megalith --help` prints."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    return "\n".join(
+        ["usage: megalith VERB [arguments]", "", "Train language models over many processes.", "", "verbs:", *lines]
+        + ["", "`megalith VERB --help` shows the arguments of a verb and an example; `megalith --version` the version."]
+    )
+
+
+def run_verb(verb: str, rest: Sequence[str]) -> int:
+    """Import the verb's module, parse `rest` as its arguments and run it; returns the exit code.
+
+    Raises UserError for an unknown verb, naming the nearest one.
+    """
+    if verb not in VERBS:
+        near = get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+        hint = f"did you mean `megalith {near[0]}`?" if near else f"choose {', '.join(VERBS)}"
+        raise UserError(f"`{verb}` is not a verb of megalith; {hint}")
+    module = import_module(VERBS[verb][0])
+    parser = verb_parser(f"megalith {verb}", module.HELP, module.EXAMPLE)
+    module.add_arguments(parser)
+    return module.run(parser.parse_args(rest))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (this process's own by default).
+
+    Returns 0 on success, 2 for what the user can put right, 130 after Ctrl-C; any other exception goes on to Python,
+    which prints its traceback and ends with 1.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments:
+            print(usage(), file=sys.stderr)
+            return 2
+        if arguments[0] in ("-h", "--help"):
+            print(usage())
+            return 0
+        if arguments[0] == "--version":
+            from megalith import __version__
+
+            print(__version__)
+            return 0
+        return run_verb(arguments[0], arguments[1:])
+    except UserError as error:
+        print(f"megalith: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("megalith: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,35 @@
+"""The split string `train,validation,test`: how a token file is shared out."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+
+def split_shares(split: str) -> tuple[float, float, float]:
+    """Shares of train, validation and test as fractions that sum to 1, from text such as `98,2,0` or `0.999,1e-3,0`.
+
+    Raises ValueError, with a corrected string as way out, unless there are three finite numbers >= 0, the first > 0.
+    """
+    numbers = [_number(part) for part in split.split(",")]
+    usable = [0.0 if number is None else max(number, 0.0) for number in (*numbers, 0.0, 0.0)][:3]
+    way_out = ",".join(f"{number:.12g}" for number in usable) if usable[0] > 0 else "98,2,0"
+    if len(numbers) != 3:
+        raise ValueError(f"holds {len(numbers)} numbers and must hold three: train, validation, test; choose {way_out}")
+    if any(number is None or number < 0 for number in numbers):
+        raise ValueError(f"must hold three finite numbers of at least 0; choose {way_out}")
+    if not usable[0] > 0:
+        raise ValueError(f"leaves nothing to train on: its first number must be above 0; choose {way_out}")
+    train, validation, test = usable
+    total = train + validation + test
+    if not isfinite(total):
+        raise ValueError("must hold three numbers with a finite sum; choose 98,2,0")
+    return train / total, validation / total, test / total
+
+
+def _number(text: str) -> float | None:
+    """A finite number, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
