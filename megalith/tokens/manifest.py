@@ -1,0 +1,86 @@
+"""What a token file was made of and by which tokenizer, kept beside it so that a run can refuse a wrong pair."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from megalith.errors import UserError
+from megalith.files import atomic_writer
+from megalith.tokens.index_layout import bin_path
+from megalith.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that was tokenized, and its size in bytes then."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`PREFIX.json`. `text_bytes`: UTF-8 bytes of all documents; `bin_bytes`: size of the `.bin` it belongs to."""
+
+    tokenizer_digest: str
+    vocab_size: int
+    end_of_document: int
+    append_eod: bool
+    documents: int
+    tokens: int
+    text_bytes: int
+    bin_bytes: int
+    dtype: str
+    sources: tuple[Source, ...]
+
+
+def manifest_path(prefix: str | Path) -> Path:
+    """`PREFIX.json`."""
+    return Path(f"{prefix}.json")
+
+
+def write_manifest(prefix: str | Path, manifest: Manifest) -> None:
+    """Store `manifest` beside the token files of `prefix`."""
+    with atomic_writer(manifest_path(prefix)) as file:
+        file.write(json.dumps(asdict(manifest), indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def read_manifest(prefix: str | Path) -> Manifest | None:
+    """The manifest of `prefix`; None where there is none, as beside files of other tools.
+
+    Raises UserError where it is damaged or of another `.bin`.
+    """
+    path = manifest_path(prefix)
+    if not path.exists():
+        return None
+    try:
+        tree: dict[str, Any] = json.loads(path.read_bytes())
+        sources = tuple(Source(**source) for source in tree["sources"])
+        manifest = Manifest(**{f.name: tree[f.name] for f in fields(Manifest) if f.name != "sources"}, sources=sources)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a manifest of token files ({error!r}); tokenize again") from error
+    size = bin_path(prefix).stat().st_size if bin_path(prefix).exists() else 0
+    if size != manifest.bin_bytes:
+        raise UserError(
+            f"{path} describes {manifest.bin_bytes} bytes of tokens, but {bin_path(prefix)} has {size}: they are of "
+            "different runs; tokenize again, or remove the manifest if the token files are right"
+        )
+    return manifest
+
+
+def check_manifest(prefix: str | Path, tokenizer: Tokenizer) -> Manifest | None:
+    """Refuse token files that were made with another tokenizer; returns their manifest, None where they have none.
+
+    Raises UserError that names both digests.
+    """
+    manifest = read_manifest(prefix)
+    if manifest is not None and manifest.tokenizer_digest != tokenizer.digest:
+        raise UserError(
+            f"{prefix} was tokenized with another tokenizer (sha256 {manifest.tokenizer_digest[:12]}..., vocabulary "
+            f"{manifest.vocab_size}) than {tokenizer.path} (sha256 {tokenizer.digest[:12]}..., vocabulary "
+            f"{tokenizer.vocab_size}); name that tokenizer, or tokenize again"
+        )
+    return manifest
