@@ -8,7 +8,7 @@ _COUNT = ("", "K", "M", "B", "T")
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
-    """`value` in the largest unit in which it is at least 1, with that unit's name; three digits decide, so no 1000 k."""
+    """`value` in the largest unit in which it is at least 1 when written with three digits, and that unit's name."""
     scaled, step = float(value), 0
     while step < len(names) - 1 and abs(scaled) >= base * (1 - 0.5e-3):
         scaled, step = scaled / base, step + 1

@@ -27,8 +27,14 @@ def usage() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
     return "\n".join(
-        ["usage: megalith VERB [arguments]", "", "Train language models over many processes.", "", "verbs:", *lines]
-        + ["", "`megalith VERB --help` shows the arguments of a verb and an example; `megalith --version` the version."]
+        (
+            "usage: megalith VERB [arguments]",
+            "       megalith VERB --help    the arguments of a verb and an example",
+            "       megalith --version\n",
+            "Train language models over many processes.\n",
+            "verbs:",
+            *lines,
+        )
     )
 
 

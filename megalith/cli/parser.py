@@ -16,7 +16,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse, but `train RECIPE --nproc 2 key=value` is understood as well as `train RECIPE key=value --nproc 2`.
+        """As argparse, but `train RECIPE --nproc 2 key=value` is understood like `train RECIPE key=value --nproc 2`.
 
         A parser with sub-verbs hands everything after the sub-verb on, which argparse cannot intermix.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -42,3 +42,11 @@ def without(node: Any, paths: Collection[str]) -> Any:
         except Unjudged:
             unusable.add(name)
     return partial_instance(type(node), values, unusable)
+
+
+def judged(rule: Callable[..., Any], *arguments: Any) -> Any:
+    """What `rule(*arguments)` returns; None where it reads a field that has no usable value."""
+    try:
+        return rule(*arguments)
+    except Unjudged:
+        return None

@@ -12,10 +12,10 @@ from megalith.errors import UserError
 def _gpt3(
     layers: int, hidden: int, heads: int, init_std: float, vocab: int = 51200, max_seq_len: int = 2048
 ) -> ModelConfig:
-    """GPT-3 (arXiv:2005.14165) as Megatron and NeMo build it: learned positions, LayerNorm, tanh GELU, biases, tied head.
+    """GPT-3 (arXiv:2005.14165) as NeMo builds it: learned positions, LayerNorm, tanh GELU, biases, tied head.
 
-    The vocabulary is GPT-2's 50,257 pieces padded to 51,200, a multiple of 128 x 8: arXiv:2104.04473 and 2205.05198 count
-    it so, and NeMo's names do (126m is 125.95 million parameters with it, 125.2 million without the padding).
+    The vocabulary is GPT-2's 50,257 pieces padded to 51,200, a multiple of 128 x 8, as arXiv:2104.04473 and 2205.05198
+    count it; NeMo's names follow it too (126m is 125.95 million parameters with the padding, 125.2 million without).
     """
     return ModelConfig(
         num_layers=layers,
@@ -67,8 +67,9 @@ def _llama(
     )
 
 
-# Shapes and init_std of NeMo's sizes: NeMo-Framework-Launcher, conf/training/gpt3; of 22b, 175b, 530b, 1t: arXiv:2205.05198,
-# Table 3, with the init_std that NeMo's sizes follow, sqrt(0.4 / hidden_size); mt-nlg-530b: arXiv:2201.11990, section 3.2.
+# Shapes and init_std of NeMo's sizes (126m to 20b, 40b, 175b): NeMo-Framework-Launcher, conf/training/gpt3. Shapes of
+# 22b, 175b, 530b and 1t: arXiv:2205.05198, Table 3, with the init_std of NeMo's rule, sqrt(0.4 / hidden_size), and for
+# mt-nlg-530b that of arXiv:2201.11990. BLOOM and Llama: the models' cards.
 PRESETS = MappingProxyType(
     {
         "gpt3-126m": _gpt3(12, 768, 12, 0.023),
@@ -81,7 +82,7 @@ PRESETS = MappingProxyType(
         "mt-nlg-530b": _gpt3(105, 20480, 128, 0.004),
         "gpt-1t": _gpt3(128, 25600, 160, 0.004),
         "bloom-560m": _bloom(24, 1024, 16, 0.02),
-        "bloom-176b": _bloom(70, 14336, 112, 0.02),
+        "bloom-176b": _bloom(70, 14336, 112, 0.0048),
         "llama-3.1-8b": _llama(32, 4096, 32, 8, 14336),
         "llama-3.1-70b": _llama(80, 8192, 64, 8, 28672),
         "llama-3.1-405b": _llama(126, 16384, 128, 8, 53248),
