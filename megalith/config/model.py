@@ -111,8 +111,8 @@ class ModelConfig:
     def gate_block(self) -> int:
         """Rows of gate, then rows of up, that alternate in the stored gate_up weight.
 
-        At most 128 and such that up to gcd(F, 16) tensor ranks cut between blocks: a plain `Shard(0)` then gives each
+        At most 128 and such that up to gcd(F, 48) tensor ranks cut between blocks: a plain `Shard(0)` then gives each
         rank matching halves, and a checkpoint does not depend on the tensor size.
         """
-        largest = self.ffn_width // gcd(self.ffn_width, 16)
+        largest = self.ffn_width // gcd(self.ffn_width, 48)
         return max(d for d in range(1, min(128, largest) + 1) if largest % d == 0)

@@ -69,9 +69,13 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, attention, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tied_embeddings:
-            self.head.weight = self.embedding.token.weight
         self.loss = CrossEntropy()
+        self.tie()
+
+    def tie(self) -> None:
+        """Let the head use the token embedding's weight where the config ties them; again after parameters were replaced."""
+        if self.config.tied_embeddings:
+            self.head.weight = self.embedding.token.weight
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +48,22 @@ def draw(name: str, shape: tuple[int, ...], rows: range, config: ModelConfig, se
     return out
 
 
+def whole(parameter: nn.Parameter) -> tuple[Tensor, tuple[range, ...]]:
+    """A plain parameter and the index ranges that it holds: all."""
+    return parameter, tuple(range(n) for n in parameter.shape)
+
+
 @torch.no_grad()
-def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Fill every parameter of a plain model."""
+def initialise(
+    model: nn.Module,
+    config: ModelConfig,
+    seed: int,
+    share: Callable[[nn.Parameter], tuple[Tensor, tuple[range, ...]]] = whole,
+) -> None:
+    """Fill every parameter; `share` gives the tensor to fill and the index range of each dimension that it holds."""
     for name, parameter in model.named_parameters():
-        parameter.copy_(draw(name, tuple(parameter.shape), range(parameter.shape[0]), config, seed))
+        tensor, (rows, *rest) = share(parameter)
+        values = draw(name, tuple(parameter.shape), rows, config, seed)
+        for dim, part in enumerate(rest, start=1):
+            values = values.narrow(dim, part.start, len(part))
+        tensor.copy_(values)

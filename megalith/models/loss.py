@@ -58,7 +58,9 @@ def _(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("megalith::logit_gradient", mutates_args=())
-def logit_gradient(dlosses_T: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor, offset: int, valid: int) -> Tensor:
+def logit_gradient(
+    dlosses_T: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor, offset: int, valid: int
+) -> Tensor:
     """backward of the loss on columns `offset ..`: `(softmax - onehot) * dloss`, 0 beyond the first `valid` columns."""
     wide = lse_T.dtype
     gradient = torch.zeros_like(logits_TV)

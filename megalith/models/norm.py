@@ -66,20 +66,30 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return F.layer_norm(x_TD, self.weight.shape, self.weight, self.bias, self.eps)
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The norm with weights from elsewhere."""
+        return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):
     """Root mean square over the last dimension, with weight."""
+
+    bias = None
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return rms_norm(x_TD, self.weight, self.eps)[0]
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The norm with weights from elsewhere; it has no bias."""
+        return rms_norm(x, weight, self.eps)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x, self.weight, None)
 
 
 def make_norm(config: ModelConfig, width: int | None = None) -> LayerNorm | RMSNorm:

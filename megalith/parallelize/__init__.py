@@ -1,0 +1,1 @@
+"""How a plain decoder becomes a parallel one, from outside: tensor roles, recomputation, sharding, and their order."""

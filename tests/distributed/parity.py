@@ -1,0 +1,240 @@
+"""What a worker does for one parity case: three steps under a layout, and the same three in one process.
+
+Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so that a layer that
+passes its input on cannot hide an error. Losses are masked unevenly, so that a mean of means differs from the mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from megalith.config.model import Activation, Attention, ModelConfig, Norm, Position
+from megalith.config.recipe import (
+    Batch,
+    Data,
+    Granularity,
+    Layout,
+    Optimizer,
+    OptimizerName,
+    Precision,
+    Recipe,
+    Recompute,
+    RecomputeMethod,
+    RecomputeModule,
+    Sharding,
+)
+from megalith.data.loader import MicroBatch
+from megalith.models.decoder import Decoder
+from megalith.parallel.mesh import data_parallel, make_mesh
+from megalith.parallelize.apply import build_model
+from megalith.parallelize.share import share
+from megalith.training.optimizer import build_optimizer
+from megalith.training.step import TrainStep
+
+STEPS, ACCUMULATION, MICRO_BATCH, SEQ_LEN, VOCAB = 3, 3, 2, 12, 101
+
+_SHAPE = {
+    "num_layers": 3,
+    "hidden_size": 32,
+    "head_dim": 4,
+    "num_attention_heads": 12,
+    "ffn_hidden_size": 144,
+    "vocab_size": VOCAB,
+    "max_seq_len": SEQ_LEN + 1,
+}
+FAMILIES: dict[str, dict] = {
+    "gpt": {},
+    "bloom": {"position": Position.ALIBI, "embedding_norm": True, "activation": Activation.GELU_TANH},
+    "llama": {
+        "position": Position.ROPE,
+        "norm": Norm.RMSNORM,
+        "activation": Activation.SWIGLU,
+        "linear_bias": False,
+        "tied_embeddings": False,
+    },
+    "neox": {
+        "position": Position.ROPE,
+        "rope_fraction": 0.5,
+        "parallel_residual": True,
+        "qk_norm": True,
+        "sliding_window": 5,
+        "linear_bias": False,
+        "qkv_bias": True,
+    },
+}
+RECOMPUTE: dict[str, Recompute] = {
+    "none": Recompute(),
+    "core_attn": Recompute(Granularity.SELECTIVE),
+    "norm+act": Recompute(Granularity.SELECTIVE, (RecomputeModule.NORM, RecomputeModule.MLP_ACT)),
+    "all parts": Recompute(Granularity.SELECTIVE, tuple(RecomputeModule)),
+    "uniform 1": Recompute(Granularity.FULL),
+    "uniform 2": Recompute(Granularity.FULL, num_layers=2),
+    "block 2": Recompute(Granularity.FULL, method=RecomputeMethod.BLOCK, num_layers=2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the layout space; `dp` x `tp` ranks."""
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False
+    family: str = "gpt"
+    kv_heads: int = 12
+    recompute: str = "none"
+    attention: str = "unfused"
+    sharding: str = "optimizer"
+    optimizer: str = "adamw"
+    precision: str = "fp32"
+    dropout: float = 0.0
+
+    def __str__(self) -> str:
+        sp = "+sp" if self.sp else ""
+        words = (self.family, f"kv{self.kv_heads}", self.recompute, self.attention, self.sharding, self.optimizer)
+        return f"dp{self.dp} tp{self.tp}{sp} " + " ".join(words).replace(" ", "-")
+
+    def recipe(self, **model_changes) -> Recipe:
+        """The case's recipe; SGD does not clip, so that a constant factor in gradients shows."""
+        shape = _SHAPE | FAMILIES[self.family] | {"num_kv_heads": self.kv_heads, "dropout": self.dropout}
+        shape |= {"attention_dropout": self.dropout} if self.attention == "unfused" else {}
+        sgd = Optimizer(name=OptimizerName.SGD, lr=0.05, clip_grad_norm=0.0)
+        adamw = Optimizer(lr=0.01, clip_grad_norm=1.0)
+        return Recipe(
+            model=ModelConfig(**(shape | model_changes)),
+            data=Data(prefix="unused"),
+            batch=Batch(SEQ_LEN, MICRO_BATCH, MICRO_BATCH * ACCUMULATION * self.dp),
+            train_steps=10,
+            output="unused",
+            precision=Precision(self.precision),
+            attention=Attention(self.attention),
+            layout=Layout(self.tp, self.sp, Sharding(self.sharding)),
+            recompute=RECOMPUTE[self.recompute],
+            optimizer=sgd if self.optimizer == "sgd" else adamw,
+        )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What three steps left behind: losses, norms, and per step every whole gradient and weight by name."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, torch.Tensor]]
+    weights: list[dict[str, torch.Tensor]]
+
+
+def fill(model: Decoder) -> None:
+    """Values drawn by name, the same in every layout, far from an identity."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        full = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+        full = 1 + 0.3 * full if "norm" in name and name.endswith("weight") else 0.2 * full
+        tensor, ranges = share(parameter)
+        with torch.no_grad():
+            tensor.copy_(full[tuple(slice(r.start, r.stop) for r in ranges)])
+
+
+def micro_batches(step: int, count: int) -> list[MicroBatch]:
+    """All micro-batches of a step; the later ones score fewer tokens."""
+    generator = torch.Generator().manual_seed(step)
+    made = []
+    for index in range(count):
+        tokens = torch.randint(0, VOCAB, (MICRO_BATCH, SEQ_LEN + 1), generator=generator)
+        mask = torch.rand((MICRO_BATCH, SEQ_LEN), generator=generator) < 1 / (1 + index)
+        made.append(MicroBatch(tokens[:, :-1], tokens[:, 1:], mask, index))
+    return made
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def run_steps(
+    recipe: Recipe, dp: int, mesh, dtype: torch.dtype, change: Callable[[Decoder], None] | None = None
+) -> Trace:
+    """Three optimizer steps; `change` may break the model on purpose."""
+    model = build_model(recipe, mesh, torch.device("cpu"), main_dtype=dtype)
+    fill(model)
+    if change is not None:
+        change(model)
+    optimizer = build_optimizer(model, recipe.optimizer)
+    step = TrainStep(recipe, model, optimizer, mesh, torch.device("cpu"))
+    trace = Trace([], [], [], [])
+
+    def before_update(*_) -> None:
+        trace.gradients.append({n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
+        if mesh is not None:
+            assert_copies_agree(model)
+
+    optimizer.register_step_pre_hook(before_update)
+    rank, size = data_parallel(mesh)
+    for number in range(1, STEPS + 1):
+        mine = [m for m in micro_batches(number, ACCUMULATION * dp) if m.index % size == rank]
+        report = step(number, mine)
+        trace.losses.append(report.loss)
+        trace.norms.append(report.grad_norm)
+        trace.weights.append({n: whole(p) for n, p in model.named_parameters()})
+    return trace
+
+
+def assert_copies_agree(model: Decoder) -> None:
+    """Gradients and weights that several ranks hold are bitwise the same on each."""
+    for name, parameter in model.named_parameters():
+        for tensor in (parameter, parameter.grad):
+            if not isinstance(tensor, DTensor):
+                continue
+            for axis, placement in enumerate(tensor.placements):
+                if not placement.is_replicate() or tensor.device_mesh.size(axis) == 1:
+                    continue
+                mine = tensor.to_local().detach().contiguous()
+                others = [torch.empty_like(mine) for _ in range(tensor.device_mesh.size(axis))]
+                dist.all_gather(others, mine, group=tensor.device_mesh.get_group(axis))
+                assert all(torch.equal(mine, other) for other in others), f"{name}: copies differ on mesh axis {axis}"
+
+
+@cache
+def reference(case: Case, dtype: torch.dtype) -> Trace:
+    """The same global batches in one plain process, nothing recomputed."""
+    recipe = dataclasses.replace(
+        case, tp=1, sp=False, recompute="none", sharding="optimizer", precision="fp32"
+    ).recipe()
+    return run_steps(recipe, case.dp, None, dtype)
+
+
+def worst_difference(a: Trace, b: Trace) -> tuple[float, str]:
+    """The largest relative difference of all that two traces hold, and where; per tensor relative to its largest element."""
+    worst = (0.0, "nothing differs")
+
+    def look(what: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        nonlocal worst
+        scale = y.double().abs().max().clamp(min=1e-12)
+        worst = max(worst, (((x.double() - y.double()).abs().max() / scale).item(), what))
+
+    for step in range(STEPS):
+        look(f"loss of step {step + 1}", torch.tensor(a.losses[step]), torch.tensor(b.losses[step]))
+        look(f"norm of step {step + 1}", torch.tensor(a.norms[step]), torch.tensor(b.norms[step]))
+        assert a.gradients[step].keys() == b.gradients[step].keys()
+        for name, gradient in b.gradients[step].items():
+            look(f"gradient of {name} in step {step + 1}", a.gradients[step][name], gradient)
+        for name, weight in b.weights[step].items():
+            look(f"{name} after step {step + 1}", a.weights[step][name], weight)
+    return worst
+
+
+def compare(case: Case, dtype: torch.dtype = torch.float64, change: Callable[[Decoder], None] | None = None):
+    """(largest relative difference to one process, where) on rank 0; None elsewhere."""
+    mesh = make_mesh(case.recipe().layout, case.dp * case.tp)
+    trace = run_steps(case.recipe(), case.dp, mesh, dtype, change)
+    if dist.get_rank() != 0:
+        return None
+    plain = dataclasses.replace(case, tp=1, sp=False, recompute="none", sharding="optimizer", precision="fp32")
+    return worst_difference(trace, reference(plain, dtype))
