@@ -1,0 +1,1 @@
+"""Floor 4: from a model in memory to text."""

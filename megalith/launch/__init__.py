@@ -1,0 +1,1 @@
+"""Floor 5: start the processes of a run."""

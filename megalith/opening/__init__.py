@@ -1,0 +1,1 @@
+"""Floor 3: from a folder on disk to a model in memory."""

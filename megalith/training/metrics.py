@@ -1,0 +1,78 @@
+"""Write what each step measured as JSON lines that continue without a gap or a double point when the run is resumed.
+
+One object a line: `step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, consumed_samples` for a training step, and
+`step, validation_loss, validation_tokens` for a validation. JSON has no NaN: a number that is not finite is written as
+the string "nan", "inf" or "-inf", which `float()` reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from io import TextIOWrapper
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from megalith.checkpoint.atomic import write_text
+from megalith.checkpoint.store import Position
+from megalith.training.hooks import Hook, StepDone
+
+FILE_NAME = "metrics.jsonl"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of the file, in order; a last line that a killed process left unfinished is not one."""
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
+    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if text.endswith("\n") and text.strip():
+            lines.append(json.loads(text))
+    return lines
+
+
+class MetricsWriter(Hook):
+    """Appends to `OUTPUT/metrics.jsonl`; flushed each line, forced to disk at each checkpoint."""
+
+    def __init__(self, output: Path) -> None:
+        self.path = output / FILE_NAME
+        self._stream: TextIOWrapper | None = None
+
+    def on_start(self, position: Position) -> None:
+        """Keep the lines up to the step that the run resumes from; later ones will be written again."""
+        kept = [line for line in read_metrics(self.path) if line["step"] <= position.step]
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed in on_end)
+
+    def after_step(self, done: StepDone) -> None:
+        self._write(
+            step=done.step,
+            loss=done.loss,
+            grad_norm=done.grad_norm,
+            lr=done.lr,
+            tokens=done.tokens,
+            seconds=done.seconds,
+            tokens_per_s=done.tokens_per_s,
+            consumed_samples=done.consumed_samples,
+        )
+
+    def on_validation(self, step: int, loss: float, tokens: int) -> None:
+        self._write(step=step, validation_loss=loss, validation_tokens=tokens)
+
+    def on_checkpoint(self, step: int) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+
+    def on_end(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _write(self, **values: float | int) -> None:
+        if self._stream is None:
+            raise RuntimeError("metrics are written between on_start and on_end")
+        written = {key: value if isfinite(value) else str(float(value)) for key, value in values.items()}
+        self._stream.write(json.dumps(written) + "\n")
+        self._stream.flush()
