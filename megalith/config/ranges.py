@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`; `example` is the way out where the nearest end is not itself allowed."""
+    """Finite numbers from `low` to `high`; `example` is the way out where neither sign nor end gives one."""
 
     path: str
     low: float
@@ -30,10 +30,14 @@ class Range:
         rule = f"at least {self.low}" if self.low_allowed else f"above {self.low}"
         if self.high < inf:
             rule += f" and {'at most' if self.high_allowed else 'below'} {self.high}"
-        nearest = min(max(value, self.low), self.high) if isfinite(value) else inf
-        way_out = nearest if self.holds(nearest) else self.low if self.example is None else self.example
+        ways_out = (abs(value), self._nearest_end(value), self.example or self.low)
+        way_out = next(number for number in ways_out if self.holds(number))
         finite = "" if isfinite(value) else "a finite number "
         return f"{self.path}={value} must be {finite}{rule}; choose {self.path}={way_out}"
+
+    def _nearest_end(self, value: float) -> float:
+        """The end of the range on the side of `value`, the lower one for what is not a number."""
+        return self.high if isfinite(value) and value >= self.high else self.low
 
 
 def _positive(path: str, example: float) -> Range:

@@ -119,7 +119,7 @@ def compile_without_small_modules(recipe: Recipe) -> str | None:
         return None
     return (
         f"recompute.modules=[{', '.join(modules)}] cannot be had with compile=true, where the compiler decides what "
-        f"{' and '.join(small)} keep; choose compile=false or recompute.modules=[core_attn]"
+        f"{' and '.join(small)} would keep; choose compile=false or recompute.modules=[core_attn]"
     )
 
 
