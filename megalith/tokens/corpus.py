@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from megalith.errors import UserError
 from megalith.tokens.documents import DocumentReader
-from megalith.tokens.index_layout import dtype_for
+from megalith.tokens.index_layout import bin_path, dtype_for, idx_path
 from megalith.tokens.indexed import IndexedWriter
 from megalith.tokens.manifest import Manifest, Source, manifest_path, write_manifest
 from megalith.tokens.tokenizer import Tokenizer
@@ -28,8 +29,10 @@ def tokenize_files(
     append_eod: end each document with the tokenizer's end-of-document id. A document without a token stays without one,
     as Megatron does.  on_bytes: hears of source bytes read.
 
-    Older files of this prefix stay until all text is tokenized. Raises UserError for a source that is no text.
+    Older files of this prefix stay until all text is tokenized. Raises UserError for a source that is no text,
+    or that the output would replace.
     """
+    check_no_overwrite([*sources, tokenizer.path], prefix)
     text_bytes = 0
     with IndexedWriter(prefix, dtype_for(tokenizer.vocab_size)) as writer:
         for batch in batched_by_size(reader.read(sources, on_bytes)):
@@ -53,6 +56,14 @@ def tokenize_files(
         manifest_path(prefix).unlink(missing_ok=True)
     write_manifest(prefix, manifest)
     return manifest
+
+
+def check_no_overwrite(inputs: Sequence[Path], prefix: str | Path) -> None:
+    """Raises UserError where `PREFIX.bin`, `PREFIX.idx` or `PREFIX.json` is one of the inputs."""
+    outputs = [path.resolve() for path in (bin_path(prefix), idx_path(prefix), manifest_path(prefix))]
+    for path in inputs:
+        if path.resolve() in outputs:
+            raise UserError(f"the output {prefix}.* would replace the input {path}; choose another output prefix")
 
 
 def batched_by_size(texts: Iterable[str]) -> Iterator[list[str]]:

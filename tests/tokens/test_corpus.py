@@ -93,6 +93,19 @@ def test_a_fault_in_the_text_leaves_the_older_files(tokenizer: Tokenizer, corpus
     assert {path.name: path.read_bytes() for path in corpus.parent.glob("*train.*")} == before
 
 
+@pytest.mark.parametrize("name", ["source.json", "tokenizer.json"])
+def test_an_input_is_never_replaced(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+    (tmp_path / "source.json").write_text('{"text": "x"}')
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.path.read_bytes())
+    prefix = tmp_path / name.removesuffix(".json")
+    with pytest.raises(UserError, match=rf"would replace the input .*{name}; choose another"):
+        tokenize_files(
+            [tmp_path / "source.json"], Tokenizer.open(tmp_path / "tokenizer.json"), prefix, DocumentReader()
+        )
+    assert (tmp_path / "source.json").read_text() == '{"text": "x"}'
+    assert Tokenizer.open(tmp_path).digest == tokenizer.digest
+
+
 def test_batches_are_bounded_and_keep_order() -> None:
     texts = [str(i) for i in range(3000)] + ["x" * (1 << 22)] * 2 + ["tail"]
     batches = list(batched_by_size(texts))

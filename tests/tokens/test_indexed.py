@@ -138,6 +138,16 @@ def test_a_writer_that_fails_leaves_the_older_pair(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.bin", "x.idx"]
 
 
+def test_a_killed_writer_leaves_the_older_pair(tmp_path: Path) -> None:
+    write(tmp_path / "x", DOCUMENTS)
+    code = (
+        "import os, sys; from megalith.tokens.indexed import IndexedWriter\n"
+        "writer = IndexedWriter(sys.argv[1], 'uint16'); writer.append(range(10**6 // 20)); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], timeout=60).returncode == -9
+    assert IndexedTokens(tmp_path / "x")[0].tolist() == DOCUMENTS[0]
+
+
 def test_a_pair_is_replaced_whole(tmp_path: Path) -> None:
     write(tmp_path / "x", DOCUMENTS)
     write(tmp_path / "x", [[1, 2]], np.int32)
