@@ -1,4 +1,4 @@
-"""A training run as a tree of frozen dataclasses; `config/reader.py` makes it from YAML, `config/validator.py` checks it.
+"""A training run as a tree of frozen dataclasses; `config/reader.py` reads it, `config/validator.py` checks it.
 
 A recipe holds choices. What follows from them (data-parallel size, micro-batches per step) is a method that is given
 what it needs.
@@ -16,7 +16,7 @@ class Sharding(StrEnum):
     """How data-parallel ranks share training state."""
 
     NONE = "none"  # replicas: each holds weights, gradients and optimizer whole
-    OPTIMIZER = "optimizer"  # sharded state; weights stay gathered in a step, gradients are reduced on its last micro-batch
+    OPTIMIZER = "optimizer"  # sharded state; weights stay gathered in a step, gradients reduced on its last micro-batch
     FULL = "full"  # sharded state; weights are released after each layer's forward
 
 

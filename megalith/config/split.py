@@ -16,17 +16,17 @@ def split_shares(split: str) -> tuple[float, float, float]:
     """
     numbers = [_number(part) for part in split.split(",")]
     usable = [0.0 if number is None else max(number, 0.0) for number in (*numbers, 0.0, 0.0)][:3]
-    way_out = ",".join(_plain(number) for number in usable) if usable[0] > 0 else "98,2,0"
+    total = sum(usable)
+    way_out = ",".join(map(_plain, usable)) if usable[0] > 0 and isfinite(total) else "98,2,0"
     if len(numbers) != 3:
         raise ValueError(f"holds {len(numbers)} numbers and must hold three: train, validation, test; choose {way_out}")
     if not all(_PLAIN.fullmatch(part.strip()) for part in split.split(",")):
         raise ValueError(f"must hold three finite numbers of at least 0, written plainly; choose {way_out}")
     if not usable[0] > 0:
         raise ValueError(f"leaves nothing to train on: its first number must be above 0; choose {way_out}")
-    train, validation, test = usable
-    total = train + validation + test
     if not isfinite(total):
-        raise ValueError("must hold three numbers with a finite sum; choose 98,2,0")
+        raise ValueError(f"must hold three numbers with a finite sum; choose {way_out}")
+    train, validation, test = usable
     return train / total, validation / total, test / total
 
 

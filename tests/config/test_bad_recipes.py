@@ -156,6 +156,7 @@ RUN = [
     field("data.split", "0,0,0", "first number must be above 0", "98,2,0"),
     field("data.split", "a,b,c", "three finite numbers", "98,2,0"),
     field("data.split", "nan,1,1", "three finite numbers", "98,2,0"),
+    field("data.split", "0.999,1e-3,0", "written plainly", "0.999,0.001,0"),
     field("data.split", "90,10", "must hold three", "90,10,0"),
     field("data.split", "100,0,0", "validation.interval_steps=5 needs data", "98,2,0", NO_VALIDATION),
     field("recompute.num_layers", 3, "between 1 and model.num_layers=2", 2, "recompute=full"),
@@ -274,7 +275,7 @@ def test_the_table_is_long_enough() -> None:
         ("model: \x00", "not valid YAML"),
         ("a: &a [*a]", "not valid YAML"),
         ("? [1, 2]\n: 3", "not valid YAML"),
-        ("[" * 3000, "not valid YAML"),
+        ("[" * 1500, "not valid YAML"),
     ],
 )
 def test_text_that_is_no_recipe(content: str, says: str) -> None:
