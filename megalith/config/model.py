@@ -1,7 +1,7 @@
 """The shape of a decoder: every choice that changes its weights or its arithmetic.
 
-Sizes follow the glossary: `hidden_size` D, `ffn_hidden_size` F, `num_attention_heads` N, `num_kv_heads` K, `head_dim` H,
-`vocab_size` V. A field that is None follows from the others through the property of the same meaning.
+Sizes follow the glossary: `hidden_size` D, `ffn_hidden_size` F, `num_attention_heads` N, `num_kv_heads` K, `head_dim`
+H, `vocab_size` V. A field that is None follows from the others through the property of the same meaning.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ def read_recipe(path: str | Path, overrides: list[str], world_size: int | None =
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
+        near = get_close_matches(Path(path).name, [file.name for file in Path(path).parent.glob("*.yaml")], n=1)
+        hint = f"; did you mean {Path(path).parent / near[0]}?" if near and near[0] != Path(path).name else ""
+        raise UserError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}{hint}") from error
     return parse_recipe(text, overrides, world_size, str(path))
 
 

@@ -31,6 +31,15 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert min(seconds) < 0.5
 
 
+@pytest.mark.parametrize("verb", door.VERBS)
+def test_every_verb_listed_is_there_with_help_and_an_example(verb: str, capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        door.main([verb, "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: megalith {verb}" in shown and f"\n  megalith {verb}" in shown.partition("example:")[2]
+
+
 def test_python_dash_m_and_version() -> None:
     command = [sys.executable, "-m", "megalith", "--version"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

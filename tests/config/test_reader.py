@@ -180,6 +180,8 @@ def test_files_are_read_and_named_in_messages(tmp_path) -> None:
         read_recipe(path, ["seed=x"])
     with pytest.raises(UserError, match=r"cannot read the recipe .*absent\.yaml: No such file"):
         read_recipe(tmp_path / "absent.yaml", [])
+    with pytest.raises(UserError, match=r"did you mean .*/run\.yaml\?"):
+        read_recipe(tmp_path / "run.yml", [])
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot read the recipe"):
         read_recipe(path, [])
