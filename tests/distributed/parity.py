@@ -39,6 +39,7 @@ from megalith.parallelize.share import share
 from megalith.training.optimizer import build_optimizer
 from megalith.training.step import TrainStep
 
+Change = Callable[[Decoder, TrainStep], None]
 STEPS, ACCUMULATION, MICRO_BATCH, SEQ_LEN, VOCAB = 3, 3, 2, 12, 101
 
 _SHAPE = {
@@ -124,12 +125,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Trace:
-    """What three steps left behind: losses, norms, and per step every whole gradient and weight by name."""
+    """What three steps left behind: losses, norms, and per step every whole gradient and weight by name.
+
+    `parted` names what several ranks hold and hold differently.
+    """
 
     losses: list[float]
     norms: list[float]
     gradients: list[dict[str, torch.Tensor]]
     weights: list[dict[str, torch.Tensor]]
+    parted: set[str]
 
 
 def fill(model: Decoder) -> None:
@@ -158,22 +163,19 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def run_steps(
-    recipe: Recipe, dp: int, mesh, dtype: torch.dtype, change: Callable[[Decoder], None] | None = None
-) -> Trace:
+def run_steps(recipe: Recipe, dp: int, mesh, dtype: torch.dtype, change: Change | None = None) -> Trace:
     """Three optimizer steps; `change` may break the model on purpose."""
     model = build_model(recipe, mesh, torch.device("cpu"), main_dtype=dtype)
     fill(model)
-    if change is not None:
-        change(model)
     optimizer = build_optimizer(model, recipe.optimizer)
     step = TrainStep(recipe, model, optimizer, mesh, torch.device("cpu"))
-    trace = Trace([], [], [], [])
+    if change is not None:
+        change(model, step)
+    trace = Trace([], [], [], [], set())
 
     def before_update(*_) -> None:
         trace.gradients.append({n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
-        if mesh is not None:
-            assert_copies_agree(model)
+        trace.parted.update(parted_copies(model))
 
     optimizer.register_step_pre_hook(before_update)
     rank, size = data_parallel(mesh)
@@ -186,55 +188,70 @@ def run_steps(
     return trace
 
 
-def assert_copies_agree(model: Decoder) -> None:
-    """Gradients and weights that several ranks hold are bitwise the same on each."""
+def parted_copies(model: Decoder) -> list[str]:
+    """Gradients and weights that several ranks hold and that are not bitwise the same on each."""
+    parted = []
     for name, parameter in model.named_parameters():
-        for tensor in (parameter, parameter.grad):
-            if not isinstance(tensor, DTensor):
-                continue
-            for axis, placement in enumerate(tensor.placements):
-                if not placement.is_replicate() or tensor.device_mesh.size(axis) == 1:
-                    continue
+        for kind, tensor in (("weight", parameter), ("gradient", parameter.grad)):
+            placements = enumerate(tensor.placements) if isinstance(tensor, DTensor) else ()
+            for axis in (axis for axis, placement in placements if placement.is_replicate()):
                 mine = tensor.to_local().detach().contiguous()
                 others = [torch.empty_like(mine) for _ in range(tensor.device_mesh.size(axis))]
                 dist.all_gather(others, mine, group=tensor.device_mesh.get_group(axis))
-                assert all(torch.equal(mine, other) for other in others), f"{name}: copies differ on mesh axis {axis}"
+                parted += [] if all(torch.equal(mine, other) for other in others) else [f"{kind} of {name}"]
+    return parted
 
 
 @cache
 def reference(case: Case, dtype: torch.dtype) -> Trace:
     """The same global batches in one plain process, nothing recomputed."""
-    recipe = dataclasses.replace(
-        case, tp=1, sp=False, recompute="none", sharding="optimizer", precision="fp32"
-    ).recipe()
-    return run_steps(recipe, case.dp, None, dtype)
+    return run_steps(case.recipe(), case.dp, None, dtype)
 
 
-def worst_difference(a: Trace, b: Trace) -> tuple[float, str]:
-    """The largest relative difference of all that two traces hold, and where; per tensor relative to its largest element."""
-    worst = (0.0, "nothing differs")
+@dataclass(frozen=True)
+class Verdict:
+    """`difference`: the largest relative one, per tensor relative to its largest element; `parted` as in Trace."""
 
-    def look(what: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        nonlocal worst
-        scale = y.double().abs().max().clamp(min=1e-12)
-        worst = max(worst, (((x.double() - y.double()).abs().max() / scale).item(), what))
+    difference: float
+    where: str
+    parted: set[str]
 
+
+def differences(a: Trace, b: Trace) -> Verdict:
+    """How far trace a is from trace b in all that they hold."""
+    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     for step in range(STEPS):
-        look(f"loss of step {step + 1}", torch.tensor(a.losses[step]), torch.tensor(b.losses[step]))
-        look(f"norm of step {step + 1}", torch.tensor(a.norms[step]), torch.tensor(b.norms[step]))
-        assert a.gradients[step].keys() == b.gradients[step].keys()
-        for name, gradient in b.gradients[step].items():
-            look(f"gradient of {name} in step {step + 1}", a.gradients[step][name], gradient)
-        for name, weight in b.weights[step].items():
-            look(f"{name} after step {step + 1}", a.weights[step][name], weight)
-    return worst
+        if lost := a.gradients[step].keys() ^ b.gradients[step].keys():
+            return Verdict(torch.inf, f"gradients of {sorted(lost)} in step {step + 1}", a.parted)
+        pairs += [(f"loss of step {step + 1}", torch.tensor(a.losses[step]), torch.tensor(b.losses[step]))]
+        pairs += [(f"norm of step {step + 1}", torch.tensor(a.norms[step]), torch.tensor(b.norms[step]))]
+        pairs += [
+            (f"gradient of {n} in step {step + 1}", a.gradients[step][n], g) for n, g in b.gradients[step].items()
+        ]
+        pairs += [(f"{n} after step {step + 1}", a.weights[step][n], w) for n, w in b.weights[step].items()]
+    relative = [
+        ((x.double() - y.double()).abs().max() / y.double().abs().max().clamp(min=1e-12)).item() for _, x, y in pairs
+    ]
+    worst = max(range(len(pairs)), key=lambda i: relative[i] if relative[i] == relative[i] else torch.inf)
+    return Verdict(relative[worst], pairs[worst][0], a.parted)
 
 
-def compare(case: Case, dtype: torch.dtype = torch.float64, change: Callable[[Decoder], None] | None = None):
-    """(largest relative difference to one process, where) on rank 0; None elsewhere."""
+def compare(case: Case, dtype: torch.dtype = torch.float64, change: Change | None = None) -> Verdict | None:
+    """The verdict against one process on rank 0; None elsewhere."""
     mesh = make_mesh(case.recipe().layout, case.dp * case.tp)
     trace = run_steps(case.recipe(), case.dp, mesh, dtype, change)
     if dist.get_rank() != 0:
         return None
     plain = dataclasses.replace(case, tp=1, sp=False, recompute="none", sharding="optimizer", precision="fp32")
-    return worst_difference(trace, reference(plain, dtype))
+    return differences(trace, reference(plain, dtype))
+
+
+def compare_bf16(case: Case) -> tuple[float, set[str], set[torch.dtype]] | None:
+    """Rank 0: largest relative difference of losses and norms to one process in fp32, parted copies, dtypes of weights."""
+    mesh = make_mesh(case.recipe().layout, case.dp * case.tp)
+    trace = run_steps(case.recipe(), case.dp, mesh, torch.float32)
+    if dist.get_rank() != 0:
+        return None
+    plain = reference(dataclasses.replace(case, tp=1, sp=False, precision="fp32"), torch.float32)
+    pairs = zip(trace.losses + trace.norms, plain.losses + plain.norms, strict=True)
+    return max(abs(a - b) / b for a, b in pairs), trace.parted, {w.dtype for w in trace.weights[-1].values()}

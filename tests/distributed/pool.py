@@ -40,7 +40,7 @@ class WorkerPool:
     """`world_size` processes with a gloo group; `run` calls one function on all of them."""
 
     def __init__(self, world_size: int, start_limit_s: float = 90) -> None:
-        self.world_size = world_size
+        self.world_size, self.alive = world_size, True
         self.folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         rendezvous = str(Path(self.folder.name) / "rendezvous")
@@ -89,6 +89,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the workers."""
+        self.alive = False
         for process in self.processes:
             process.kill()
             process.join()
