@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Range:
         """Whether `value` is finite and in range."""
         above = value >= self.low if self.low_allowed else value > self.low
         below = value <= self.high if self.high_allowed else value < self.high
-        return isfinite(value) and above and below
+        return _finite(value) and above and below
 
     def fault(self, value: float | None) -> str | None:
         """The message for `value`; None where it is in range or not given."""
@@ -32,12 +32,17 @@ class Range:
             rule += f" and {'at most' if self.high_allowed else 'below'} {self.high}"
         ways_out = (abs(value), self._nearest_end(value), self.example or self.low)
         way_out = next(number for number in ways_out if self.holds(number))
-        finite = "" if isfinite(value) else "a finite number "
+        finite = "" if _finite(value) else "a finite number "
         return f"{self.path}={value} must be {finite}{rule}; choose {self.path}={way_out}"
 
     def _nearest_end(self, value: float) -> float:
         """The end of the range on the side of `value`, the lower one for what is not a number."""
-        return self.high if isfinite(value) and value >= self.high else self.low
+        return self.high if _finite(value) and value >= self.high else self.low
+
+
+def _finite(value: float) -> bool:
+    """As `isfinite`, which overflows on whole numbers beyond floating point."""
+    return -inf < value < inf
 
 
 def _positive(path: str, example: float) -> Range:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from megalith.config.presets import PRESETS, unknown_preset
 from megalith.config.recipe import Recipe
 from megalith.config.tree import is_null, lay_over, parse_yaml, to_tree, to_yaml
 from megalith.config.validator import faults
+from megalith.config.wording import shown
 from megalith.errors import UserError
 
 __all__ = ["parse_recipe", "read_recipe", "to_tree", "to_yaml"]
@@ -96,9 +96,7 @@ def _read_dataclass(cls: Any, tree: Any, path: str, found: list[str]) -> Any:
     if isinstance(tree, str) and path in SHORTHANDS:
         tree = {SHORTHANDS[path]: tree}
     if not isinstance(tree, Mapping):
-        found.append(
-            f"{path}={_shown(tree)} must hold fields; write {path}.{names[0]}={_example(f'{path}.{names[0]}')}"
-        )
+        found.append(f"{path}={shown(tree)} must hold fields; write {path}.{names[0]}={_example(f'{path}.{names[0]}')}")
         return _UNUSABLE
     if cls is ModelConfig and "preset" in tree:
         tree = _over_preset(tree, names, found)
@@ -124,7 +122,7 @@ def _over_preset(tree: Mapping, names: list[str], found: list[str]) -> dict:
     given = {key: value for key, value in tree.items() if key != "preset"}
     name = tree["preset"]
     if not isinstance(name, str) or name not in PRESETS:
-        found.append(unknown_preset(_shown(name)))
+        found.append(unknown_preset(shown(name)))
         return dict.fromkeys(names, _UNUSABLE) | given
     preset = parse_yaml(to_yaml(PRESETS[name]), found)
     for key, value in given.items():
@@ -135,7 +133,7 @@ def _over_preset(tree: Mapping, names: list[str], found: list[str]) -> dict:
 
 def _read_tuple(kind: Any, value: Any, path: str, found: list[str]) -> Any:
     if not isinstance(value, list):
-        found.append(f"{path}={_shown(value)} must be a list; write {path}=[{_shown(value)}]")
+        found.append(f"{path}={shown(value)} must be a list; write {path}=[{shown(value)}]")
         return _UNUSABLE
     items = tuple(_read(kind, item, f"{path}[{i}]", found) for i, item in enumerate(value))
     return _UNUSABLE if _UNUSABLE in items else items
@@ -145,10 +143,13 @@ def _read_scalar(kind: Any, value: Any, path: str, found: list[str]) -> Any:
     try:
         if not isinstance(value, str):
             raise ValueError("a list or mapping where one value belongs")
-        return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        result = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        if kind is int and not -(2**63) <= result < 2**63:
+            raise ValueError("wider than the integers of torch and numpy")
+        return result
     except (ValueError, KeyError):
         rule, way_out = _rule(kind, value, path)
-        found.append(f"{path}={_shown(value)} must be {rule}; choose {way_out}")
+        found.append(f"{path}={shown(value)} must be {rule}; choose {way_out}")
         return _UNUSABLE
 
 
@@ -166,7 +167,7 @@ def _rule(kind: Any, value: Any, path: str) -> tuple[str, str]:
             number = float(text.replace(",", ""))
         except ValueError:
             number = float("nan")
-        return "a whole number", str(max(1, round(number))) if isfinite(number) else _example(path)
+        return "a whole number of 64 bits", str(max(1, round(number))) if abs(number) < 2**63 else _example(path)
     return "a number" if kind is float else "text", _example(path)
 
 
@@ -198,10 +199,4 @@ def _unknown_key(key: str, names: Iterable[str], path: str) -> str:
     near = [prefix + name for name in get_close_matches(key, names, n=1, cutoff=0.7)] or elsewhere
     near = near or [prefix + name for name in get_close_matches(key, names, n=1, cutoff=0.4)]
     way_out = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(names)}"
-    return f"{prefix}{key} is not a known key; {way_out}"
-
-
-def _shown(value: Any) -> str:
-    """`value` as it stands in a message, cut where it is long."""
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"{prefix}{shown(key)} is not a known key; {way_out}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from megalith.config.model import Attention, Position
 from megalith.config.recipe import Granularity, OptimizerName, Recipe, RecomputeModule, ScheduleName
 from megalith.config.split import split_shares
-from megalith.config.wording import choice, multiples
+from megalith.config.wording import choice, multiples, shown
 
 
 def hidden_size_over_heads(recipe: Recipe) -> str | None:
@@ -148,7 +148,7 @@ def split_is_three_shares(recipe: Recipe) -> str | None:
     try:
         split_shares(recipe.data.split)
     except ValueError as error:
-        return f"data.split={recipe.data.split} {error}"
+        return f"data.split={shown(recipe.data.split)} {error}"
     return None
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from megalith.config.wording import shown
+
 
 def parse_yaml(text: str, found: list[str]) -> Any:
     """The tree in `text`; a message for each key that is given twice goes into `found`.
@@ -26,7 +28,7 @@ def parse_yaml(text: str, found: list[str]) -> Any:
             for key, _ in node.value:
                 name, line = str(key.value), key.start_mark.line + 1
                 if name in lines:
-                    found.append(f"{name} is given twice, in lines {lines[name]} and {line}; remove one of them")
+                    found.append(f"{shown(name)} is given twice, in lines {lines[name]} and {line}; remove one of them")
                 lines.setdefault(name, line)
             return super().construct_mapping(node, deep)
 
@@ -49,14 +51,14 @@ def lay_over(tree: dict, override: str, shorthands: Mapping[str, str], found: li
     path, equals, text = override.partition("=")
     names = path.strip().split(".")
     if not equals or not all(names):
-        found.append(f"{override} is not an override; write key=value, for example optimizer.lr=1e-4")
+        found.append(f"{shown(override)} is not an override; write key=value, for example optimizer.lr=1e-4")
         return
     value: Any = text.strip()
     if value[:1] in ("[", "{", '"', "'"):
         try:
             value = parse_yaml(value, found)
         except ValueError:
-            found.append(f"{override} does not hold valid YAML; close its brackets and quotes")
+            found.append(f"{shown(override)} does not hold valid YAML; close its brackets and quotes")
             return
     for name in names[:-1]:
         inner = tree.get(name)

@@ -1,9 +1,16 @@
-"""The ways out that a fault offers: valid values near the refused one."""
+"""Parts of a fault's message: the refused value, and valid ones near it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """`value` as it stands in a message, cut where it is long."""
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def choice(values: Iterable[int], near: int) -> str:

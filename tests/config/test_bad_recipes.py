@@ -67,7 +67,8 @@ SIZES = [
     field("checkpoint.keep", 0, "must be at least 1", 1),
     field("log.interval_steps", -5, "must be at least 1", 5),
     field("seed", -1, "must be at least 0", 1),
-    field("seed", 2**63, "must be at least 0 and at most", 2**63 - 1),
+    field("seed", 2**63, "must be a whole number of 64 bits", 1234),
+    field("train_steps", 10**30, "must be a whole number", 1000),
 ]
 NUMBERS = [
     field("optimizer.lr", "nan", "must be a finite number above 0", 0.0003),
