@@ -29,8 +29,8 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     pipe.send(("ready", None))
     while True:
-        function, arguments = pipe.recv()
         try:
+            function, arguments = pipe.recv()
             pipe.send(("value", function(*arguments)))
         except BaseException:
             pipe.send(("failure", traceback.format_exc()))
@@ -54,7 +54,7 @@ class WorkerPool:
         self._collect(start_limit_s)
 
     def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60) -> list[Any]:
-        """`function(*arguments)` on every rank; the values in rank order. Raises RuntimeError on failure or time-out."""
+        """`function(*arguments)` on every rank; the values (no tensors: numpy) in rank order. Raises RuntimeError on failure or time-out."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         return self._collect(limit_s)
