@@ -38,8 +38,11 @@ class Sampling:
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """The id of the next token. Temperature 0 and top-k 1 are the argmax, the lowest id among equals, for any seed.
 
-    Temperature divides first, then top-k, then top-p (arXiv:1904.09751) over what is left.
+    Temperature divides first, then top-k, then top-p (arXiv:1904.09751) over what is left. Raises UserError where a
+    logit is NaN or infinite: the weights are broken, and any token would be made up.
     """
+    if not torch.isfinite(logits_V).all():
+        raise UserError("the model's logits are not finite: its weights are broken; open an earlier checkpoint")
     if sampling.temperature == 0 or sampling.top_k == 1:
         return int((logits_V == logits_V.max()).nonzero()[0].item())
     scaled_V = logits_V.float() / sampling.temperature

@@ -53,7 +53,13 @@ def test_a_wrong_variable_is_named(key, value):
 
 @pytest.mark.parametrize(
     "nodes, host",
-    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[007-009,12],login", "gpu007"), ("r[3]-ib,x", "r3-ib"), ("a-1.b.c", "a-1.b.c")],
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[007-009,12],login", "gpu007"),
+        ("r[3]-ib,x", "r3-ib"),
+        ("a-1.b.c", "a-1.b.c"),
+    ],
 )
 def test_first_host(nodes, host):
     assert first_host(nodes) == host
