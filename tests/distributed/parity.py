@@ -236,10 +236,13 @@ def differences(a: Trace, b: Trace) -> Verdict:
     return Verdict(relative[worst], pairs[worst][0], a.parted)
 
 
-def compare(case: Case, dtype: torch.dtype = torch.float64, change: Change | None = None) -> Verdict | None:
+def compare(
+    case: Case, dtype: torch.dtype = torch.float64, change: Change | None = None, compiled: bool = False
+) -> Verdict | None:
     """The verdict against one process on rank 0; None elsewhere."""
-    mesh = make_mesh(case.recipe().layout, case.dp * case.tp)
-    trace = run_steps(case.recipe(), case.dp, mesh, dtype, change)
+    recipe = dataclasses.replace(case.recipe(), compile=compiled)
+    mesh = make_mesh(recipe.layout, case.dp * case.tp)
+    trace = run_steps(recipe, case.dp, mesh, dtype, change)
     if dist.get_rank() != 0:
         return None
     plain = dataclasses.replace(case, tp=1, sp=False, recompute="none", sharding="optimizer", precision="fp32")

@@ -104,6 +104,14 @@ def test_fp32_equals_one_process(case: Case, pools: dict[int, WorkerPool]) -> No
     assert verdict.difference < 1e-5, verdict
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [SP2, Case(tp=2, sp=True, family="llama", recompute="core_attn")], ids=str)
+def test_compiled_blocks_equal_one_process(case: Case, pools: dict[int, WorkerPool]) -> None:
+    verdict = pool_of(2, pools).run(compare, case, torch.float64, None, True, limit_s=400)[0]
+    assert verdict.parted == set()
+    assert verdict.difference < 1e-9, verdict
+
+
 BF16_CASES = [
     Case(tp=2, sp=True, precision="bf16", optimizer="sgd", recompute="all parts"),
     Case(tp=2, precision="bf16", optimizer="sgd", kv_heads=1, family="llama"),
