@@ -1,0 +1,1 @@
+"""What a finished or running piece of work is shown as: tables, CSV and pictures. Imports no torch."""
