@@ -38,7 +38,7 @@ def start(target: str, arguments: Sequence[str], num_processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # this module reports failures itself
+    silence_torch_launcher()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(num_processes)))
     os.environ[LAUNCHER_PID] = str(os.getpid())
     with tempfile.TemporaryDirectory(prefix="megalith-launch-") as logs:
@@ -61,6 +61,13 @@ def start(target: str, arguments: Sequence[str], num_processes: int) -> int:
         except SignalException as error:
             return 128 + int(error.sigval)
     return 0
+
+
+def silence_torch_launcher() -> None:
+    """Keep torch's launcher from logging what this module reports; each of its loggers has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def report_failure(error: ChildFailedError) -> int:

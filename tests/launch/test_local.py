@@ -116,6 +116,15 @@ def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
     assert not any(is_running(pid) for pid in pids)
 
 
+def test_a_signal_reaches_the_workers_and_the_exit_code(launch, tmp_path):
+    process = launch("sleep", str(tmp_path))
+    pids = wait_for_pids(tmp_path)
+    process.terminate()
+    _, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, stderr) == (128 + 15, "")
+    assert not any(is_running(pid) for pid in pids)
+
+
 def wait_for_pids(folder: Path) -> list[int]:
     deadline = time.monotonic() + LIMIT_SECONDS
     while len(list(folder.iterdir())) < 2:
