@@ -47,4 +47,6 @@ class SelfAttention(nn.Module):
         k_TKH = self.key_norm(k_TKH)
         if context.rope is not None:
             q_TNH, k_TKH = rotate(q_TNH, *context.rope), rotate(k_TKH, *context.rope)
+            if isinstance(self.key_norm, nn.Identity):
+                v_TKH = v_TKH.clone()  # as a view it would keep the keys before rotation until backward
         return self.output(self.core(q_TNH, k_TKH, v_TKH, context.batch_size, context.seed))

@@ -91,6 +91,10 @@ class Decoder(nn.Module):
         seq_len = tokens_BS.shape[1]
         rope = rope_table(self.config, seq_len, tokens_BS.device) if self.config.position is Position.ROPE else None
         x_TD = self.run_blocks(self.embedding(tokens_BS, seed), Context(tokens_BS.shape[0], rope, seed))
+        return self.score(x_TD, targets_BS, loss_mask_BS)
+
+    def score(self, x_TD: Tensor, targets_BS: Tensor | None = None, loss_mask_BS: Tensor | None = None) -> Tensor:
+        """From what the last block gives to what `forward` gives."""
         logits_TV = self.head(self.final_norm(x_TD))
         if targets_BS is None:
             return logits_TV

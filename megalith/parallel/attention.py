@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -74,5 +73,5 @@ class ParallelQueryKeyValue(nn.Module):
     def _needed(self, parameter: nn.Parameter) -> Tensor:
         if self.split:
             return local(parameter, Shard(0))
-        whole = local(parameter, Partial()).unflatten(0, (-1, self.head_rows))
-        return whole[torch.tensor(self.heads, device=whole.device)].flatten(0, 1)
+        first, last = self.heads[0], self.heads[-1]  # neighbours, so the part is a view and no copy is kept
+        return local(parameter, Partial())[first * self.head_rows : (last + 1) * self.head_rows]

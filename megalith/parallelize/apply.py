@@ -9,23 +9,16 @@ from megalith.config.recipe import Recipe
 from megalith.models.decoder import Decoder
 from megalith.models.init import initialise
 from megalith.parallelize.recompute import recompute
-from megalith.parallelize.share import share
 from megalith.parallelize.shard import shard_over_data_ranks
+from megalith.parallelize.share import share
 from megalith.parallelize.tensor import split_over_tensor_ranks
 
 
 def build_model(
     recipe: Recipe, mesh: DeviceMesh | None, device: torch.device, main_dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """The recipe's model with first values on `device`; without a mesh a plain model on one process.
-
-    Built on the meta device, so that no rank ever holds more than its share.
-    """
-    with torch.device("meta"):
-        model = Decoder(recipe.model, recipe.attention).to(main_dtype)
-    if mesh is not None and mesh["tp"].size() > 1:
-        split_over_tensor_ranks(model, mesh, recipe.layout.sequence_parallel)
-    recompute(model, recipe.recompute)
+    """The recipe's model with first values on `device`; without a mesh a plain model on one process."""
+    model = assemble(recipe, mesh, main_dtype)
     if recipe.compile:
         for block in model.blocks:
             block.compile(fullgraph=True)
@@ -34,4 +27,17 @@ def build_model(
     model.to_empty(device=device)
     model.tie()
     initialise(model, recipe.model, recipe.seed, share)
+    return model
+
+
+def assemble(recipe: Recipe, mesh: DeviceMesh | None, dtype: torch.dtype) -> Decoder:
+    """The layers that the recipe trains, split over tensor ranks and recomputing; on the meta device, without values.
+
+    Meta, so that no rank ever holds more than its share. Data ranks play no part yet.
+    """
+    with torch.device("meta"):
+        model = Decoder(recipe.model, recipe.attention).to(dtype)
+    if mesh is not None and mesh["tp"].size() > 1:
+        split_over_tensor_ranks(model, mesh, recipe.layout.sequence_parallel)
+    recompute(model, recipe.recompute)
     return model
