@@ -47,7 +47,7 @@ def causal_softmax(scores: Tensor, scale: float, slopes: list[float], window: in
 
 @causal_softmax.register_fake
 def _(scores: Tensor, scale: float, slopes: list[float], window: int) -> Tensor:
-    return torch.empty_like(scores)
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 def _keep_softmax(ctx, inputs, output) -> None:
@@ -61,6 +61,12 @@ def _softmax_backward(ctx, dp: Tensor):
 
 
 causal_softmax.register_autograd(_softmax_backward, setup_context=_keep_softmax)
+
+
+def _for_kernel(x: Tensor, copies: int = 1) -> Tensor:
+    """Each head `copies` times, its elements side by side: the kernels take them to be so without looking at strides."""
+    x = x.repeat_interleave(copies, 1) if copies > 1 else x
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window: int) -> tuple[Tensor, Tensor]:
@@ -82,8 +88,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], win
     y lies in memory as (B, S, N, H), so that the output projection's input is the same bytes.
     """
     group = q.shape[1] // k.shape[1]
-    y, lse = _flash(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), scale, slopes, window)
-    return y.transpose(1, 2).contiguous().transpose(1, 2), lse
+    y, lse = _flash(_for_kernel(q), _for_kernel(k, group), _for_kernel(v, group), scale, slopes, window)
+    return y.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
 
 
 @sdpa.register_fake
@@ -99,7 +105,7 @@ def sdpa_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """backward of `sdpa`: gradients of q, k and v, those of a shared key/value head summed over its query heads."""
     aten, group = torch.ops.aten, q.shape[1] // k.shape[1]
-    k_N, v_N = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    dy, q, k_N, v_N = _for_kernel(dy), _for_kernel(q), _for_kernel(k, group), _for_kernel(v, group)
     bias = attention_bias(q.shape[2], slopes, window, q).unsqueeze(0) if slopes or window else None
     if not q.is_cuda:
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -36,7 +36,7 @@ def dropout(x: Tensor, probability: float, seed: Tensor, site: int, salt: int) -
 
 @dropout.register_fake
 def _(x: Tensor, probability: float, seed: Tensor, site: int, salt: int) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    return torch.empty_like(x), x.new_empty(x.shape, dtype=torch.bool)
 
 
 def _keep(ctx, inputs, output) -> None:

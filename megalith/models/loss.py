@@ -47,8 +47,8 @@ def row_statistics(logits_TV: Tensor, targets_T: Tensor, offset: int, valid: int
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
     """forward `log sum exp(logits) - logits[target]` per token; returns (losses, log-sum-exp); keeps logits and the latter."""
     maximum, total, target = row_statistics(logits_TV, targets_T, 0, logits_TV.shape[1])
-    lse = maximum + total.log()
-    return lse - target, lse
+    rest = total.log()
+    return (maximum - target) + rest, maximum + rest  # large logits cancel before the small sum is added
 
 
 @cross_entropy.register_fake

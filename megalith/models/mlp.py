@@ -19,7 +19,7 @@ def swiglu(gate_up: Tensor, block: int) -> Tensor:
     arXiv:2002.05202; plain torch would keep silu(gate) and its factors as well, 2F elements a token more.
     """
     gate, up = gate_up.unflatten(-1, (-1, 2, block)).unbind(-2)
-    return (F.silu(gate) * up).flatten(-2)
+    return (F.silu(gate) * up).flatten(-2).contiguous()
 
 
 @swiglu.register_fake

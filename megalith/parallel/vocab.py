@@ -69,8 +69,8 @@ def vocab_cross_entropy(
     top = start_all_reduce(maximum.clone(), group, dist.ReduceOp.MAX).wait()
     sums = torch.stack((total * (maximum - top).exp(), target))
     total, target = start_all_reduce(sums, group).wait()
-    lse = top + total.log()
-    return lse - target, lse
+    rest = total.log()
+    return (top - target) + rest, top + rest
 
 
 @vocab_cross_entropy.register_fake
