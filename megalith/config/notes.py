@@ -12,6 +12,8 @@ from megalith.config.recipe import (
     RecomputeModule,
     ScheduleName,
 )
+from megalith.config.split import split_shares
+from megalith.config.wording import shown
 
 
 def fused_attention_keeps_no_scores(recipe: Recipe) -> str | None:
@@ -66,6 +68,21 @@ def decay_steps_without_wsd(recipe: Recipe) -> str | None:
     )
 
 
+def blend_parts_never_drawn(recipe: Recipe) -> str | None:
+    idle = [part.prefix for part in recipe.data.blend if part.weight == 0]
+    return f"data.blend: {', '.join(map(shown, idle))} has weight 0 and is never drawn" if idle else None
+
+
+def validation_share_beside_sets(recipe: Recipe) -> str | None:
+    share = split_shares(recipe.data.split)[1]
+    if not recipe.data.validation or share == 0:
+        return None
+    return (
+        f"data.split={recipe.data.split} sets {share:.1%} of each file aside for validation, which data.validation "
+        "replaces; data.split=100,0,0 trains on it"
+    )
+
+
 def _changed(node: object, default: object, name: str) -> bool:
     return getattr(node, name) != getattr(default, name)
 
@@ -77,4 +94,6 @@ NOTES = (
     window_as_wide_as_the_sequence,
     optimizer_fields_of_another_optimizer,
     decay_steps_without_wsd,
+    blend_parts_never_drawn,
+    validation_share_beside_sets,
 )

@@ -82,6 +82,7 @@ RANGES = (
     Range("schedule.warmup_steps", 0),
     Range("schedule.decay_steps", 0),
     Range("schedule.min_lr_ratio", 0, 1, example=0.1),
+    Range("data.num_workers", 0),
     Range("validation.interval_steps", 0),
     Range("checkpoint.interval_steps", 0),
     Range("seed", 0, 2**63 - 1),

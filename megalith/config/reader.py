@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,10 @@ EXAMPLES = {  # for what has no default
     "model.vocab_size": "50257",
     "model.max_seq_len": "2048",
     "data.prefix": "data/text",
+    "data.blend.prefix": "data/text",
+    "data.blend.weight": "0.5",
+    "data.validation.name": "held_out",
+    "data.validation.prefix": "data/held_out",
     "batch.seq_len": "1024",
     "batch.micro_batch_size": "1",
     "batch.global_batch_size": "8",
@@ -187,7 +192,8 @@ def _known_paths(cls: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _example(path: str) -> str:
-    """A valid value for the field at `path`."""
+    """A valid value for the field at `path`; which item of a list it belongs to makes no difference."""
+    path = re.sub(r"\[\d+\]", "", path)
     default = dict(_known_paths(Recipe)).get(path, MISSING)
     return EXAMPLES.get(path, "1" if default is None or default is MISSING else str(default))
 

@@ -57,6 +57,13 @@ class ScheduleName(StrEnum):
     WSD = "wsd"  # warm-up, stable, decay
 
 
+class SampleOrder(StrEnum):
+    """How the samples of a source follow each other; one pass over a source is in Megatron's order either way."""
+
+    EPOCHS = "epochs"  # each pass is shuffled by itself: longer runs, other batches and other weights do not change it
+    MEGATRON = "megatron"  # all passes as Megatron shuffles them for the samples that train_steps asks for
+
+
 @dataclass(frozen=True)
 class Layout:
     """How ranks share the work. `data_parallel_size` is what remains of the world."""
@@ -94,12 +101,44 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Data:
-    """`prefix`: path of a `.bin/.idx` pair without the ending; `split`: shares of train, validation, test."""
+class BlendPart:
+    """A token file and its share of the samples drawn; shares are relative to each other."""
 
     prefix: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """A token file that is validated on as a whole, under a name of its own."""
+
+    name: str
+    prefix: str
+
+
+@dataclass(frozen=True)
+class Data:
+    """Token files: one `prefix` (path of a `.bin/.idx` pair without the ending), or a `blend` of several.
+
+    split: shares of train, validation, test of each file.  validation: further files, in place of the split's share.
+    document_boundaries: positions start again, and attention stops, at the beginning of each document.
+    num_workers: steps that threads read ahead, 0 none.  index_cache: folder; by default `index_cache` beside each file.
+    """
+
+    prefix: str | None = None
+    blend: tuple[BlendPart, ...] = ()
     split: str = "98,2,0"
+    validation: tuple[ValidationSet, ...] = ()
     tokenizer: str | None = None
+    order: SampleOrder = SampleOrder.EPOCHS
+    document_boundaries: bool = False
+    num_workers: int = 1
+    index_cache: str | None = None
+
+    @property
+    def sources(self) -> tuple[BlendPart, ...]:
+        """The files to train on, a single one with weight 1."""
+        return (BlendPart(self.prefix, 1.0),) if self.prefix else self.blend
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from megalith.config.data_rules import DATA_RULES
 from megalith.config.model import Attention, Position
 from megalith.config.recipe import Granularity, OptimizerName, Recipe, RecomputeModule, ScheduleName
-from megalith.config.split import split_shares
-from megalith.config.wording import choice, multiples, shown
+from megalith.config.wording import choice, multiples
 
 
 def hidden_size_over_heads(recipe: Recipe) -> str | None:
@@ -66,12 +66,6 @@ def output_not_empty(recipe: Recipe) -> str | None:
     if recipe.output:
         return None
     return "output='' must name a folder; choose for example output=runs/first"
-
-
-def data_prefix_not_empty(recipe: Recipe) -> str | None:
-    if recipe.data.prefix:
-        return None
-    return "data.prefix='' must name a token file; choose for example data.prefix=data/text"
 
 
 def sequence_fits_model(recipe: Recipe) -> str | None:
@@ -144,27 +138,6 @@ def wsd_decay_fits(recipe: Recipe) -> str | None:
     )
 
 
-def split_is_three_shares(recipe: Recipe) -> str | None:
-    try:
-        split_shares(recipe.data.split)
-    except ValueError as error:
-        return f"data.split={shown(recipe.data.split)} {error}"
-    return None
-
-
-def validation_has_data(recipe: Recipe) -> str | None:
-    interval = recipe.validation.interval_steps
-    try:
-        if interval == 0 or split_shares(recipe.data.split)[1] > 0:
-            return None
-    except ValueError:
-        return None
-    return (
-        f"validation.interval_steps={interval} needs data, and data.split={recipe.data.split} leaves none for "
-        "validation; choose validation.interval_steps=0 or data.split=98,2,0"
-    )
-
-
 def momentum_is_of_sgd(recipe: Recipe) -> str | None:
     momentum = recipe.optimizer.momentum
     if momentum == 0 or recipe.optimizer.name is OptimizerName.SGD:
@@ -179,7 +152,7 @@ RULES: tuple[Callable[[Recipe], str | None], ...] = (
     rope_scaling_needs_rope,
     rope_scaling_band,
     output_not_empty,
-    data_prefix_not_empty,
+    *DATA_RULES,
     sequence_fits_model,
     sdpa_without_attention_dropout,
     recomputed_modules,
@@ -187,7 +160,5 @@ RULES: tuple[Callable[[Recipe], str | None], ...] = (
     compile_without_small_modules,
     warmup_within_training,
     wsd_decay_fits,
-    split_is_three_shares,
-    validation_has_data,
     momentum_is_of_sgd,
 )

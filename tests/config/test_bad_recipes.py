@@ -174,7 +174,36 @@ RUN = [
         f"{SELECTIVE} recompute.modules=[mlp_act] compile=false",
     ),
     Bad("output=", ("output=''|must name a folder|output=runs/first",), "output=runs/first"),
-    Bad("data.prefix=", ("data.prefix=''|must name a token file|data.prefix=data/text",), "data.prefix=data/text"),
+    Bad("data.prefix=", ("data.prefix is missing|data.prefix=data/text",), "data.prefix=data/text"),
+]
+TWO_PARTS = "[{prefix: a, weight: 1}, {prefix: b, weight: 1}]"
+DATA = [
+    text("{prefix: data/text}", "{split: '98,2,0'}", "data.prefix is missing, and there is no data.blend|prefix=data"),
+    text("{prefix: data/text}", f"{{prefix: data/text, blend: {TWO_PARTS}}}", "data.prefix=data/text and data.blend"),
+    Bad(
+        'data.blend=[{"prefix":a,"weight":1}]',
+        ("data.prefix=data/text and data.blend are both given|data.prefix=null|data.blend=[]",),
+        'data.prefix=null data.blend=[{"prefix":a,"weight":1}]',
+    ),
+    text("{prefix: data/text}", f"{{blend: {TWO_PARTS.replace('b,', 'a,')}}}", "names a twice|weight: 2"),
+    text(
+        "{prefix: data/text}", f"{{blend: {TWO_PARTS.replace('b,', ',')}}}", "a part with prefix=''|prefix: data/text"
+    ),
+    text("{prefix: data/text}", f"{{blend: {TWO_PARTS.replace('1', '-3', 1)}}}", "weight=-3.0 of a|weight: 3"),
+    text("{prefix: data/text}", f"{{blend: {TWO_PARTS.replace('1', 'nan', 1)}}}", "weight=nan of a|weight: 1"),
+    text("{prefix: data/text}", f"{{blend: {TWO_PARTS.replace('1', '0')}}}", "all weights are 0|weight: 1"),
+    text("{prefix: data/text}", "{blend: [{prefix: a}]}", "data.blend[0].weight is missing|data.blend[0].weight=0.5"),
+    text("{prefix: data/text}", "{blend: [{prefx: a, weight: 1}]}", "prefx|data.blend[0].prefix", "prefix is missing"),
+    text("{prefix: data/text}", "{blend: [a, b]}", "data.blend[0]=a must hold fields", "data.blend[1]=b must hold"),
+    text("text}", "text, validation: [{name: a/b, prefix: v}]}", "name='a/b'|letters, digits|name: held_out"),
+    text("text}", "text, validation: [{name: v, prefix: ''}]}", "prefix='' of v|prefix: data/v"),
+    text(
+        "text}",
+        "text, validation: [{name: v, prefix: a}, {name: v, prefix: b}]}",
+        "name=v is given twice|name: v_2",
+    ),
+    field("data.num_workers", -1, "must be at least 0", 1),
+    field("data.order", "epoch", "must be one of epochs, megatron", "epochs"),
 ]
 TYPES = [
     field("precision", "fp16", "must be one of fp32, bf16", "bf16"),
@@ -237,7 +266,7 @@ MANY = [
         overrides="train_steps=0",
     ),
 ]
-ROWS = [*SIZES, *NUMBERS, *MODEL, *LAYOUT, *RUN, *TYPES, *NAMES, *MANY]
+ROWS = [*SIZES, *NUMBERS, *MODEL, *LAYOUT, *RUN, *DATA, *TYPES, *NAMES, *MANY]
 
 
 def refusal(row: Bad) -> list[str]:

@@ -12,6 +12,7 @@ from megalith.config.presets import PRESETS, model_preset
 from megalith.config.reader import parse_recipe, read_recipe, to_tree, to_yaml
 from megalith.config.recipe import (
     Batch,
+    BlendPart,
     Data,
     Granularity,
     Layout,
@@ -24,6 +25,7 @@ from megalith.config.recipe import (
     Schedule,
     ScheduleName,
     Sharding,
+    ValidationSet,
 )
 from megalith.errors import UserError
 
@@ -192,3 +194,15 @@ def test_reading_is_quick() -> None:
     for _ in range(10):
         read("model=llama-3.1-405b", "batch.seq_len=8192")
     assert time.process_time() - started < 1.0
+
+
+def test_a_blend_and_validation_sets_are_read_and_written_back() -> None:
+    recipe = read(
+        "data.prefix=null",
+        'data.blend=[{"prefix":a,"weight":70},{"prefix":b,"weight":30}]',
+        'data.validation=[{"name":news,"prefix":v}]',
+    )
+    assert recipe.data.sources == recipe.data.blend == (BlendPart("a", 70.0), BlendPart("b", 30.0))
+    assert recipe.data.validation == (ValidationSet("news", "v"),)
+    assert parse_recipe(to_yaml(recipe), []) == recipe
+    assert read().data.sources == (BlendPart("data/text", 1.0),)

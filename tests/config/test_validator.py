@@ -11,6 +11,7 @@ from megalith.config.partial import Unjudged, partial_instance, without
 from megalith.config.presets import PRESETS, model_preset
 from megalith.config.recipe import (
     Batch,
+    BlendPart,
     Data,
     Granularity,
     Layout,
@@ -23,6 +24,7 @@ from megalith.config.recipe import (
     Schedule,
     ScheduleName,
     Validation,
+    ValidationSet,
 )
 from megalith.config.split import split_shares
 from megalith.config.validator import faults, notes
@@ -151,6 +153,11 @@ def test_split_refused_with_a_way_out_that_works(split: str) -> None:
         ({"sliding_window": 64}, "model.sliding_window=64 has no effect"),
         ({"optimizer": Optimizer(OptimizerName.SGD, beta1=0.8)}, "optimizer.beta1: no effect with optimizer.name=sgd"),
         ({"schedule": Schedule(decay_steps=5)}, "schedule.decay_steps=5 has no effect with schedule.name=cosine"),
+        ({"data": Data(blend=(BlendPart("a", 1), BlendPart("b", 0)))}, "b has weight 0 and is never drawn"),
+        (
+            {"data": Data("a", split="90,10,0", validation=(ValidationSet("v", "v"),))},
+            "sets 10.0% of each file aside for validation, which data.validation replaces",
+        ),
     ],
 )
 def test_notes_on_choices_without_effect(fields: dict, says: str) -> None:
