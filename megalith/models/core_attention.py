@@ -64,7 +64,7 @@ causal_softmax.register_autograd(_softmax_backward, setup_context=_keep_softmax)
 
 
 def _for_kernel(x: Tensor, copies: int = 1) -> Tensor:
-    """Each head `copies` times, its elements side by side: the kernels take them to be so without looking at strides."""
+    """Each head `copies` times, its elements side by side: the kernels read them so whatever the strides say."""
     x = x.repeat_interleave(copies, 1) if copies > 1 else x
     return x if x.stride(-1) == 1 else x.contiguous()
 

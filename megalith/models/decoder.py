@@ -40,7 +40,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer: attention and MLP, each on the normed residual stream, one after the other or side by side."""
+    """One transformer layer: attention and MLP, each on the normed residual stream, in turn or side by side."""
 
     def __init__(self, config: ModelConfig, attention: Attention, layer: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let the head use the token embedding's weight where the config ties them; again after parameters were replaced."""
+        """Let the head use the token embedding's weight where the config ties them; again after replacing parameters."""
         if self.config.tied_embeddings:
             self.head.weight = self.embedding.token.weight
 

@@ -45,7 +45,7 @@ def row_statistics(logits_TV: Tensor, targets_T: Tensor, offset: int, valid: int
 
 @torch.library.custom_op("megalith::cross_entropy", mutates_args=())
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """forward `log sum exp(logits) - logits[target]` per token; returns (losses, log-sum-exp); keeps logits and the latter."""
+    """forward `log sum exp(logits) - logits[target]`; returns (losses, log-sum-exp); keeps logits and the latter."""
     maximum, total, target = row_statistics(logits_TV, targets_T, 0, logits_TV.shape[1])
     rest = total.log()
     return (maximum - target) + rest, maximum + rest  # large logits cancel before the small sum is added
