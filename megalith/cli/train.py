@@ -17,7 +17,7 @@ HELP = (
     "Train as a recipe says. The same command continues a run that was stopped, from its newest checkpoint. "
     "Under torchrun or srun the processes given are used."
 )
-EXAMPLE = "megalith train recipes/gpt_tiny_laptop.yaml train_steps=20 --nproc 2"
+EXAMPLE = "megalith train recipes/gpt-demo_2m_laptop.yaml train_steps=20 --nproc 2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,11 +15,12 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from megalith.checkpoint import folder
+from megalith.checkpoint import folder, store
 from megalith.checkpoint.reader import TableReader
 from megalith.checkpoint.state import model_state, optimizer_state
 from megalith.checkpoint.store import Position
 from megalith.config.reader import read_recipe
+from megalith.data.loader import StepLoader
 from megalith.errors import UserError
 from megalith.opening.model import open_model
 from megalith.training.build import build_run, train_recipe
@@ -87,6 +88,30 @@ def test_one_process_stopped_by_a_signal_continues_bitwise(write_recipe, tmp_pat
     torch.manual_seed(0)
     train_recipe(recipe, display=False)
     assert_same_run(whole, broken, 6)
+
+
+def forget_the_data_position(monkeypatch):
+    monkeypatch.setattr(StepLoader, "seek", lambda self, consumed_samples: None)
+
+
+def forget_the_moments(monkeypatch):
+    whole = store.load
+    monkeypatch.setattr(store, "load", lambda checkpoint, model, optimizer: whole(checkpoint, model))
+
+
+def forget_the_weights(monkeypatch):
+    monkeypatch.setattr(store, "load", lambda checkpoint, model, optimizer: folder.read_manifest(checkpoint))
+
+
+@pytest.mark.parametrize("fault", [forget_the_data_position, forget_the_moments, forget_the_weights])
+def test_the_comparison_sees_what_a_resume_may_forget(write_recipe, tmp_path, monkeypatch, fault):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_recipe(read_recipe(write_recipe(whole), []), display=False)
+    copy_up_to(whole, broken, 3)
+    fault(monkeypatch)
+    train_recipe(read_recipe(write_recipe(broken), []), display=False)
+    with pytest.raises(AssertionError):
+        assert_same_run(whole, broken, 6)
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_not_the_run(write_recipe, tmp_path, capsys):
