@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let the head use the token embedding's weight where the config ties them; again after replacing parameters."""
+        """Where the config ties them, let the head use the embedding's weight; again after replacing parameters."""
         if self.config.tied_embeddings:
             self.head.weight = self.embedding.token.weight
 
