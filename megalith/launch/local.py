@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megalith.launch.worker import LAUNCHER_PID
+from megalith.launch.worker import LAUNCHER_PID, USER_ERROR
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -71,13 +71,17 @@ def silence_torch_launcher() -> None:
 
 
 def report_failure(error: ChildFailedError) -> int:
-    """Print every failed rank in a line, the first one's traceback last; returns that one's exit code, or 1."""
+    """Print the other failed ranks in a line each, the first one's traceback last; returns its exit code, or 1.
+
+    What a user can put right comes as in one process, once and without a traceback.
+    """
     first_rank = min(error.failures, key=lambda rank: _failed_at(error.failures[rank]))
-    for rank, failure in sorted(error.failures.items()):
-        if rank != first_rank:
-            print(f"megalith: rank {rank} ended after it: {_headline(failure)}", file=sys.stderr)
     first = error.failures[first_rank]
-    print(f"megalith: rank {first_rank} failed first:\n{_details(first)}", file=sys.stderr, flush=True)
+    for rank, failure in sorted(error.failures.items()):
+        if rank != first_rank and _headline(failure) != _headline(first):
+            print(f"megalith: rank {rank} ended after it: {_headline(failure)}", file=sys.stderr)
+    title = "" if first.exitcode == USER_ERROR else f"rank {first_rank} failed first:\n"
+    print(f"megalith: {title}{_details(first)}", file=sys.stderr, flush=True)
     return first.exitcode if first.exitcode > 0 else 1
 
 

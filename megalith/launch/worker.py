@@ -20,6 +20,7 @@ from megalith.errors import UserError
 
 LAUNCHER_PID = "MEGALITH_LAUNCHER_PID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+USER_ERROR = 2  # exit code of what the user can put right, as of the command line itself
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +62,7 @@ def run(target: str, arguments: list[str]) -> int:
         return getattr(importlib.import_module(module), function)(arguments)
     except UserError as error:
         leave_error(error)
-        return 2
+        return USER_ERROR
     except Exception as error:
         leave_error(error)
         return 1

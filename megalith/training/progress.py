@@ -28,7 +28,9 @@ class ProgressDisplay(Hook):
         if position.step:
             self._say(f"resumed after step {position.step} ({position.consumed_samples} samples read)")
         if self.console.is_terminal:
-            self._bar = Progress(BarColumn(24), TextColumn("{task.description}"), console=self.console)
+            self._bar = Progress(
+                BarColumn(24), TextColumn("{task.description}"), console=self.console, refresh_per_second=2
+            )
             self._task = self._bar.add_task("first step ...", total=None, completed=position.step)
             self._bar.start()
 
