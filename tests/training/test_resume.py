@@ -141,11 +141,16 @@ def test_another_model_in_the_same_folder_is_refused(write_recipe, tmp_path):
         train_recipe(read_recipe(path, ["model.num_layers=3", "train_steps=2"]), display=False)
 
 
-def megalith_train(recipe: Path, *arguments: str) -> str:
-    """Run the public command with a wall-clock limit; returns what it printed."""
+def run_train(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the public command with a wall-clock limit."""
     command = [sys.executable, "-m", "megalith", "train", str(recipe), *arguments]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=LIMIT_SECONDS)
+    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=LIMIT_SECONDS)
+
+
+def megalith_train(recipe: Path, *arguments: str) -> str:
+    """What a run that must succeed printed."""
+    done = run_train(recipe, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -174,3 +179,13 @@ def test_two_processes_continue_bitwise_and_open_in_one(write_recipe, tmp_path):
     assert loaded.keys() == state.keys() and run.position == Position(3, 12)
     for key in state:
         assert torch.equal(loaded[key], state[key]), key
+
+
+def test_a_save_that_fails_on_one_rank_ends_all_and_is_the_last_thing_said(write_recipe, tmp_path):
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / "checkpoints").write_text("a file where a folder is needed")
+    done = run_train(write_recipe(output, layout={"tensor_parallel_size": 2}), "--nproc", "2")
+    assert done.returncode == 1
+    assert "rank 0 failed first:\nTraceback" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("NotADirectoryError")
