@@ -54,7 +54,7 @@ def column_linear_backward(
 @column_linear_backward.register_fake
 def _(dys, x_TD, weights, bias, group, size, tokens_sharded):
     dbs = [w.new_empty(w.shape[0]) for w in weights] if bias else []
-    return [torch.empty_like(x_TD), *(torch.empty_like(w) for w in weights), *dbs]
+    return [*(y.new_empty(y.shape) for y in (x_TD, *weights)), *dbs]
 
 
 def _keep_column(ctx, inputs, output) -> None:
@@ -98,7 +98,7 @@ def row_linear_backward(
 
 @row_linear_backward.register_fake
 def _(dy_TD, x_TE, weight, group, size, tokens_sharded):
-    return torch.empty_like(x_TE), torch.empty_like(weight)
+    return x_TE.new_empty(x_TE.shape), weight.new_empty(weight.shape)
 
 
 def _keep_row(ctx, inputs, output) -> None:
