@@ -39,7 +39,10 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself. `recipe`: the resolved recipe as a plain tree; `versions`: what wrote it."""
+    """What a checkpoint says of itself. `recipe`: the resolved recipe as a plain tree; `versions`: what wrote it.
+
+    sources: how far the run was into each of its token files.
+    """
 
     step: int
     consumed_samples: int
@@ -47,6 +50,7 @@ class Manifest:
     tokenizer_digest: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, StoredFile] = field(default_factory=dict)
+    sources: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
 

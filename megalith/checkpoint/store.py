@@ -11,7 +11,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,14 @@ from megalith.errors import UserError
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: `step` steps are done, `consumed_samples` sequences were read by all ranks together."""
+    """Where a run stands: `step` steps are done, `consumed_samples` sequences were read by all ranks together.
+
+    sources: how far it is into each of its token files, as the loader describes it.
+    """
 
     step: int
     consumed_samples: int
+    sources: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def save(
@@ -57,7 +61,9 @@ def save(
     writer = FileSystemWriter(temporary, sync_files=True)
     with _one_process_is_meant():
         state_dict_saver.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
-    manifest = Manifest(position.step, position.consumed_samples, recipe_tree, tokenizer_digest, versions())
+    manifest = Manifest(
+        position.step, position.consumed_samples, recipe_tree, tokenizer_digest, versions(), sources=position.sources
+    )
     files = _written_files(temporary)
     if _rank() == 0:
         folder.write_manifest(temporary, replace(manifest, files=files))

@@ -5,15 +5,22 @@ B micro_batch_size   S seq_len
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from megalith.config.recipe import Batch
-from megalith.data.samples import GPTSamples
+from megalith.data.blend import Blend, Drawn
+from megalith.data.samples import GPTSamples, Samples
 from megalith.errors import UserError
+
+ReadSample = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -23,57 +30,104 @@ class MicroBatch:
     tokens_BS, targets_BS: int64; targets are the tokens one further.  loss_mask_BS: bool, False where no loss is taken.
     index: number of the micro-batch within the step, over all ranks; it holds samples
     index * B .. (index + 1) * B - 1 of the step.
+    documents_BS: int64, for each token the number of its document in the row, where documents do not see each other.
     """
 
     tokens_BS: torch.Tensor
     targets_BS: torch.Tensor
     loss_mask_BS: torch.Tensor
     index: int
+    documents_BS: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Micro-batches of a step and where the run stands behind it."""
+
+    micro_batches: Future[list[MicroBatch]] | list[MicroBatch]
+    consumed_samples: int
+    position: Drawn
 
 
 class StepLoader:
-    """The micro-batches of one data-parallel rank, step by step.
+    """The micro-batches of one data-parallel rank, step by step, read ahead by threads.
 
-    The position is one number, `consumed_samples` (samples of all ranks since the beginning of the run): it means the
-    same in every layout and is all that a resumed run needs.
+    `consumed_samples` (of all ranks since the beginning of the run) and `position` are those of the last step given
+    out, whatever was read ahead: they mean the same in every layout and are all that a resumed run needs.
     """
 
-    def __init__(self, samples: GPTSamples, batch: Batch, data_parallel_rank: int, data_parallel_size: int) -> None:
-        """Raises UserError where ranks and micro-batches do not divide the global batch."""
+    def __init__(
+        self,
+        samples: Blend | Samples,
+        batch: Batch,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        num_workers: int = 0,
+        document_boundaries: bool = False,
+    ) -> None:
+        """num_workers: threads, and steps read ahead; 0 reads a step when it is asked for.
+
+        Raises UserError where ranks and micro-batches do not divide the global batch.
+        """
         _check_rank(data_parallel_rank, data_parallel_size)
         if batch.global_batch_size % (batch.micro_batch_size * data_parallel_size):
             raise UserError(
                 f"global_batch_size={batch.global_batch_size} is not a multiple of micro_batch_size="
                 f"{batch.micro_batch_size} times data_parallel_size={data_parallel_size}"
             )
-        self.samples, self.batch = samples, batch
+        self.blend = samples if isinstance(samples, Blend) else Blend([samples], [1.0])
+        self.batch, self.document_boundaries = batch, document_boundaries
         self._rank, self._size = data_parallel_rank, data_parallel_size
-        self.consumed_samples = 0
+        self._num_workers = num_workers
+        self._workers = ThreadPoolExecutor(num_workers, "data") if num_workers else None
+        self._ahead: deque[_Step] = deque()
+        self.consumed_samples, self.position = 0, self.blend.position
 
     def next_step(self) -> list[MicroBatch]:
         """This rank's micro-batches of the next step, in the order in which they run.
 
-        Raises UserError where the order of the run holds no further whole step.
+        Raises UserError where a source of finite order ends, and what reading it raised.
         """
-        first, last = self.consumed_samples, self.consumed_samples + self.batch.global_batch_size
-        if last > len(self.samples):
-            raise UserError(
-                f"the step needs samples {first} to {last - 1}, but this run's order holds {len(self.samples)}; "
-                "build it with num_samples = train_steps * global_batch_size"
-            )
-        count = self.batch.num_micro_batches(self._size)
-        indices = [m * self._size + self._rank for m in range(count)]
-        micro_batches = [_micro_batch(self.samples, first, last, self.batch.micro_batch_size, i) for i in indices]
-        self.consumed_samples = last
-        return micro_batches
+        step = self._ahead.popleft() if self._ahead else self._start()
+        self.consumed_samples, self.position = step.consumed_samples, step.position
+        with suppress(UserError):  # the end of a finite order is said when that step is asked for
+            while len(self._ahead) < self._num_workers:
+                self._ahead.append(self._start())
+        return step.micro_batches if isinstance(step.micro_batches, list) else step.micro_batches.result()
 
-    def seek(self, consumed_samples: int) -> None:
-        """Go on as if so many samples, of all ranks, had been consumed. Raises UserError outside the run's order."""
-        if not 0 <= consumed_samples <= len(self.samples):
-            raise UserError(
-                f"consumed_samples={consumed_samples} is outside this run's order of {len(self.samples)} samples"
-            )
-        self.consumed_samples = consumed_samples
+    def seek(self, consumed_samples: int, position: Drawn | None = None) -> None:
+        """Go on as if so many samples, of all ranks, had been consumed, standing at `position` in the sources.
+
+        Without a position the blend is taken to have had its present weights from the beginning. Raises UserError
+        outside the run's order.
+        """
+        if consumed_samples < 0:
+            raise UserError(f"consumed_samples={consumed_samples} is outside this run's order, which begins with 0")
+        self._ahead.clear()
+        self.blend.go_on(position)
+        if position is None:
+            self.blend.draw(consumed_samples)
+        self.consumed_samples, self.position = consumed_samples, self.blend.position
+
+    def _start(self) -> _Step:
+        """Draw the next step and begin to read it."""
+        consumed = self._ahead[-1].consumed_samples if self._ahead else self.consumed_samples
+        draws = self.blend.draw(self.batch.global_batch_size)
+        readers = [
+            partial(self.blend.sources[source].read, sample)
+            for source, sample in zip(draws.source.tolist(), draws.sample.tolist(), strict=True)
+        ]
+
+        def read() -> list[MicroBatch]:
+            B, count = self.batch.micro_batch_size, self.batch.num_micro_batches(self._size)
+            indices = [m * self._size + self._rank for m in range(count)]
+            return [
+                micro_batch(readers[i * B : (i + 1) * B], B, self.blend.seq_len, i, self.document_boundaries)
+                for i in indices
+            ]
+
+        micro_batches = self._workers.submit(read) if self._workers else read()
+        return _Step(micro_batches, consumed + self.batch.global_batch_size, self.blend.position)
 
 
 def validation_batches(
@@ -82,6 +136,7 @@ def validation_batches(
     data_parallel_rank: int,
     data_parallel_size: int,
     num_sequences: int | None = None,
+    document_boundaries: bool = False,
 ) -> Iterator[MicroBatch]:
     """One rank's micro-batches over the first `num_sequences` samples (all there are, where fewer or None).
 
@@ -90,21 +145,26 @@ def validation_batches(
     """
     _check_rank(data_parallel_rank, data_parallel_size)
     last = len(samples) if num_sequences is None else min(num_sequences, len(samples))
-    rounds = -(-last // (batch.micro_batch_size * data_parallel_size))
-    for m in range(rounds):
-        yield _micro_batch(samples, 0, last, batch.micro_batch_size, m * data_parallel_size + data_parallel_rank)
+    B = batch.micro_batch_size
+    for m in range(-(-last // (B * data_parallel_size))):
+        index = m * data_parallel_size + data_parallel_rank
+        readers = [partial(samples.read, i) for i in range(index * B, min((index + 1) * B, last))]
+        yield micro_batch(readers, B, samples.seq_len, index, document_boundaries)
 
 
-def _micro_batch(samples: GPTSamples, first: int, last: int, micro_batch_size: int, index: int) -> MicroBatch:
-    """Micro-batch `index` of the samples first .. last - 1; rows beyond them are masked."""
-    window = np.zeros((micro_batch_size, samples.seq_len + 1), dtype=np.int64)
-    mask = np.zeros((micro_batch_size, samples.seq_len), dtype=np.bool_)
-    start = first + index * micro_batch_size
-    for row, sample in enumerate(range(start, min(start + micro_batch_size, last))):
-        window[row] = samples[sample]
+def micro_batch(
+    readers: Sequence[ReadSample], micro_batch_size: int, seq_len: int, index: int, document_boundaries: bool
+) -> MicroBatch:
+    """Micro-batch `index` with one row for each of `readers`; rows beyond them are masked."""
+    tokens, documents = np.zeros((2, micro_batch_size, seq_len + 1), dtype=np.int64)
+    mask = np.zeros((micro_batch_size, seq_len), dtype=np.bool_)
+    for row, read in enumerate(readers):
+        tokens[row], documents[row] = read()
         mask[row] = True
-    tokens, targets = torch.from_numpy(window[:, :-1].copy()), torch.from_numpy(window[:, 1:].copy())
-    return MicroBatch(tokens, targets, torch.from_numpy(mask), index)
+    inputs, targets, documents = (
+        torch.from_numpy(x.copy()) for x in (tokens[:, :-1], tokens[:, 1:], documents[:, :-1])
+    )
+    return MicroBatch(inputs, targets, torch.from_numpy(mask), index, documents if document_boundaries else None)
 
 
 def _check_rank(rank: int, size: int) -> None:

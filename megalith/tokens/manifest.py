@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,23 @@ def read_manifest(prefix: str | Path) -> Manifest | None:
             "different runs; tokenize again, or remove the manifest if the token files are right"
         )
     return manifest
+
+
+def common_tokenizer(prefixes: Sequence[str | Path]) -> str | None:
+    """The digest of the tokenizer that made all token files that say so; None where none of them does.
+
+    Raises UserError where two of them were made with different ones.
+    """
+    made_with = {prefix: found for prefix in prefixes if (found := read_manifest(prefix)) is not None}
+    for prefix, manifest in made_with.items():
+        first = next(iter(made_with))
+        if manifest.tokenizer_digest != made_with[first].tokenizer_digest:
+            raise UserError(
+                f"{prefix} was tokenized with another tokenizer (sha256 {manifest.tokenizer_digest[:12]}..., vocabulary "
+                f"{manifest.vocab_size}) than {first} (sha256 {made_with[first].tokenizer_digest[:12]}..., vocabulary "
+                f"{made_with[first].vocab_size}); their ids mean different text: tokenize one of them again"
+            )
+    return next((manifest.tokenizer_digest for manifest in made_with.values()), None)
 
 
 def check_manifest(prefix: str | Path, tokenizer: Tokenizer) -> Manifest | None:

@@ -16,16 +16,15 @@ from megalith.checkpoint.folder import Manifest, read_manifest
 from megalith.checkpoint.store import Position
 from megalith.config.reader import to_tree
 from megalith.config.recipe import Precision, Recipe
+from megalith.data.blend import Drawn
 from megalith.data.loader import MicroBatch, StepLoader, validation_batches
 from megalith.data.samples import GPTSamples
-from megalith.data.splits import split_ranges
+from megalith.data.sources import describe, epochs_of, open_data, order_changes, validation_prefixes
 from megalith.errors import UserError
 from megalith.log import say, warn
 from megalith.parallel.mesh import data_parallel, make_mesh
 from megalith.parallelize.apply import build_model
-from megalith.tokens.indexed import IndexedTokens
-from megalith.tokens.manifest import check_manifest
-from megalith.tokens.manifest import read_manifest as read_token_manifest
+from megalith.tokens.manifest import check_manifest, common_tokenizer
 from megalith.tokens.tokenizer import Tokenizer
 from megalith.training.hooks import Hook, Hooks
 from megalith.training.loop import Run, train
@@ -86,11 +85,7 @@ def build_run(
     output = Path(recipe.output)
     output.mkdir(parents=True, exist_ok=True)
     digest = keep_tokenizer(recipe, output, world)
-    tokens = IndexedTokens(recipe.data.prefix)
-    train_range, validation_range, _ = split_ranges(recipe.data.split, len(tokens))
-    rank, size = data_parallel(mesh)
-    batch = recipe.batch
-    samples = GPTSamples(tokens, train_range, batch.seq_len, recipe.seed, recipe.train_steps * batch.global_batch_size)
+    data, (rank, size) = open_data(recipe), data_parallel(mesh)
     model = build_model(recipe, mesh, device)
     optimizer = build_optimizer(model, recipe.optimizer)
     own_hooks = [MetricsWriter(output)] + ([ProgressDisplay(recipe.log.interval_steps)] if display else [])
@@ -102,13 +97,18 @@ def build_run(
         model=model,
         optimizer=optimizer,
         train_step=TrainStep(recipe, model, optimizer, mesh, device),
-        loader=StepLoader(samples, batch, rank, size),
-        validation_batches=validation_source(recipe, tokens, validation_range, rank, size),
+        loader=StepLoader(
+            data.train, recipe.batch, rank, size, recipe.data.num_workers, recipe.data.document_boundaries
+        ),
+        validation_sets={name: validation_set(recipe, one, rank, size) for name, one in data.validation.items()},
         hooks=Hooks([*(own_hooks if world.rank == 0 else []), *hooks]),
         tokenizer_digest=digest,
         position=Position(step=0, consumed_samples=0),
     )
     resume(run)
+    if display and world.rank == 0:
+        for source in epochs_of(recipe, data):
+            say(describe(source))
     return run
 
 
@@ -117,11 +117,14 @@ def keep_tokenizer(recipe: Recipe, output: Path, world: World) -> str | None:
 
     Raises UserError where the token file was made with another tokenizer, or the model has fewer rows than tokens.
     """
+    prefixes = list(
+        dict.fromkeys([part.prefix for part in recipe.data.sources] + list(validation_prefixes(recipe.data).values()))
+    )
     if recipe.data.tokenizer is None:
-        made_with = read_token_manifest(recipe.data.prefix)
-        return made_with.tokenizer_digest if made_with else None
+        return common_tokenizer(prefixes)
     tokenizer = Tokenizer.open(recipe.data.tokenizer)
-    check_manifest(recipe.data.prefix, tokenizer)
+    for prefix in prefixes:
+        check_manifest(prefix, tokenizer)
     if tokenizer.vocab_size > recipe.model.vocab_size:
         raise UserError(
             f"model.vocab_size={recipe.model.vocab_size} has no row for some of the {tokenizer.vocab_size} tokens of "
@@ -132,16 +135,11 @@ def keep_tokenizer(recipe: Recipe, output: Path, world: World) -> str | None:
     return tokenizer.digest
 
 
-def validation_source(
-    recipe: Recipe, tokens: IndexedTokens, sequences: range, rank: int, size: int
-) -> Callable[[], Iterable[MicroBatch]]:
-    """A function that starts over the validation micro-batches of this rank; none where the recipe never validates."""
-    if recipe.validation.interval_steps == 0:
-        return lambda: ()
-    batch = recipe.batch
-    samples = GPTSamples(tokens, sequences, batch.seq_len, recipe.seed)
-    most = recipe.validation.max_batches * batch.global_batch_size
-    return lambda: validation_batches(samples, batch, rank, size, most)
+def validation_set(recipe: Recipe, samples: GPTSamples, rank: int, size: int) -> Callable[[], Iterable[MicroBatch]]:
+    """A function that starts over this rank's micro-batches of a validation set."""
+    most = recipe.validation.max_batches * recipe.batch.global_batch_size
+    choices = (recipe.batch, rank, size, most, recipe.data.document_boundaries)
+    return lambda: validation_batches(samples, *choices)
 
 
 def resume(run: Run) -> None:
@@ -156,12 +154,12 @@ def resume(run: Run) -> None:
         return
     check_same_run(checkpoint, read_manifest(checkpoint), run)
     manifest = store.load(checkpoint, run.model, run.optimizer)
-    run.position = Position(manifest.step, manifest.consumed_samples)
-    run.loader.seek(manifest.consumed_samples)
+    run.loader.seek(manifest.consumed_samples, Drawn(**manifest.sources) if manifest.sources else None)
+    run.position = Position(manifest.step, manifest.consumed_samples, manifest.sources)
 
 
 def check_same_run(checkpoint: Path, manifest: Manifest, run: Run) -> None:
-    """Raises UserError where the checkpoint's model or tokenizer is not this run's; warns of a new data order."""
+    """Raises UserError where the checkpoint's model or tokenizer is not this run's; warns of another order of samples."""
     way_out = f"choose another output than {run.recipe.output}, or remove its checkpoints"
     stored, wanted = manifest.recipe["model"], run.recipe_tree["model"]
     changed = [f"model.{k}: {stored.get(k)} there, {v} here" for k, v in wanted.items() if stored.get(k) != v]
@@ -169,8 +167,5 @@ def check_same_run(checkpoint: Path, manifest: Manifest, run: Run) -> None:
         raise UserError(f"{checkpoint} holds another model ({'; '.join(changed)}); {way_out}")
     if manifest.tokenizer_digest != run.tokenizer_digest:
         raise UserError(f"{checkpoint} was trained with another tokenizer than this recipe names; {way_out}")
-    for key in ("seed", "train_steps", "data", "batch"):
-        if manifest.recipe.get(key) != run.recipe_tree.get(key):
-            warn(
-                f"{key} differs from the run's before; from here on samples come in another order than without a break"
-            )
+    for change in order_changes(manifest.recipe, run.recipe_tree):
+        warn(f"{change}: from here on samples come in another order, and some may come again")

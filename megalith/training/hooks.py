@@ -36,8 +36,8 @@ class Hook:
     def after_step(self, done: StepDone) -> None:
         """After the optimizer step, before validation and checkpoint of the same step."""
 
-    def on_validation(self, step: int, loss: float, tokens: int) -> None:
-        """Mean `loss` per token over the validation batches, `tokens` of which were scored."""
+    def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
+        """Mean `loss` per token over the batches of the set `name`, `tokens` of which were scored."""
 
     def on_checkpoint(self, step: int) -> None:
         """Before the checkpoint of `step` gets its name: what belongs to the steps up to it must be on disk now."""
@@ -60,9 +60,9 @@ class Hooks(Hook):
         for hook in self.hooks:
             hook.after_step(done)
 
-    def on_validation(self, step: int, loss: float, tokens: int) -> None:
+    def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
         for hook in self.hooks:
-            hook.on_validation(step, loss, tokens)
+            hook.on_validation(step, loss, tokens, name)
 
     def on_checkpoint(self, step: int) -> None:
         for hook in self.hooks:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -36,7 +36,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     train_step: TrainStep
     loader: StepLoader
-    validation_batches: Callable[[], Iterable[MicroBatch]]
+    validation_sets: Mapping[str, Callable[[], Iterable[MicroBatch]]]
     hooks: Hook
     tokenizer_digest: str | None
     position: Position
@@ -77,7 +77,7 @@ def one_step(run: Run, step: int) -> None:
     started = perf_counter()
     report = run.train_step(step, run.loader.next_step())
     seconds = perf_counter() - started
-    run.position = Position(step, run.loader.consumed_samples)
+    run.position = Position(step, run.loader.consumed_samples, asdict(run.loader.position))
     run.hooks.after_step(
         StepDone(
             step=step,
@@ -103,9 +103,10 @@ def is_due(interval_steps: int, step: int) -> bool:
 
 
 def validate(run: Run) -> None:
-    """Measure the validation loss and tell the hooks."""
-    loss, tokens = validation_loss(run.model, run.validation_batches(), run.mesh, run.device)
-    run.hooks.on_validation(run.position.step, loss, tokens)
+    """Measure the loss on each validation set and tell the hooks."""
+    for name, batches in run.validation_sets.items():
+        loss, tokens = validation_loss(run.model, batches(), run.mesh, run.device)
+        run.hooks.on_validation(run.position.step, loss, tokens, name)
 
 
 def save(run: Run) -> None:

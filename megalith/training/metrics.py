@@ -1,8 +1,8 @@
 """Write what each step measured as JSON lines that continue without a gap or a double point when the run is resumed.
 
 One object a line: `step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, consumed_samples` for a training step, and
-`step, validation_loss, validation_tokens` for a validation. JSON has no NaN: a number that is not finite is written as
-the string "nan", "inf" or "-inf", which `float()` reads back.
+`step, validation_set, validation_loss, validation_tokens` for each validation set. JSON has no NaN: a number that is
+not finite is written as the string "nan", "inf" or "-inf", which `float()` reads back.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class MetricsWriter(Hook):
             consumed_samples=done.consumed_samples,
         )
 
-    def on_validation(self, step: int, loss: float, tokens: int) -> None:
-        self._write(step=step, validation_loss=loss, validation_tokens=tokens)
+    def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
+        self._write(step=step, validation_set=name, validation_loss=loss, validation_tokens=tokens)
 
     def on_checkpoint(self, step: int) -> None:
         if self._stream is not None:
@@ -70,9 +70,9 @@ class MetricsWriter(Hook):
             self._stream.close()
             self._stream = None
 
-    def _write(self, **values: float | int) -> None:
+    def _write(self, **values: float | str) -> None:
         if self._stream is None:
             raise RuntimeError("metrics are written between on_start and on_end")
-        written = {key: value if isfinite(value) else str(float(value)) for key, value in values.items()}
+        written = {k: v if isinstance(v, str) or isfinite(v) else str(float(v)) for k, v in values.items()}
         self._stream.write(json.dumps(written) + "\n")
         self._stream.flush()

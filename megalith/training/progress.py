@@ -41,8 +41,8 @@ class ProgressDisplay(Hook):
         elif self._is_due(done):
             self._say(self.line(done))
 
-    def on_validation(self, step: int, loss: float, tokens: int) -> None:
-        self._say(f"step {step}  validation loss {loss:.4f} over {format_count(tokens)} tokens")
+    def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
+        self._say(f"step {step}  {name} loss {loss:.4f} over {format_count(tokens)} tokens")
 
     def on_checkpoint(self, step: int) -> None:
         self._say(f"step {step}  saving a checkpoint")

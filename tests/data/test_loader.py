@@ -79,17 +79,16 @@ def test_seek_goes_on_where_another_run_stopped(samples: GPTSamples, stop: int) 
 def test_the_end_of_the_order_is_an_error(samples: GPTSamples) -> None:
     loader = StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1)
     loader.seek(len(samples) - 11)
-    with pytest.raises(
-        UserError, match=rf"needs samples {len(samples) - 11} to {len(samples)}, .* holds {len(samples)}"
-    ):
+    with pytest.raises(UserError, match=rf"needs sample {len(samples)} of .*, but its order holds {len(samples)}"):
         loader.next_step()
     assert loader.consumed_samples == len(samples) - 11
 
 
-@pytest.mark.parametrize("position", [-1, 10**6])
-def test_seek_outside_the_order_is_refused(samples: GPTSamples, position: int) -> None:
-    with pytest.raises(UserError, match=f"consumed_samples={position} is outside"):
-        StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1).seek(position)
+def test_seek_outside_the_order_is_refused(samples: GPTSamples) -> None:
+    with pytest.raises(UserError, match="consumed_samples=-1 is outside"):
+        StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1).seek(-1)
+    with pytest.raises(UserError, match=f"its order holds {len(samples)}"):
+        StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1).seek(10**6)
 
 
 def test_a_batch_that_does_not_divide_is_refused(samples: GPTSamples) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megalith.data.samples import GPTSamples, document_index, plan_epochs, sample_index, shuffle_index
+from megalith.data.index_cache import IndexCache
+from megalith.data.order import SampleIndex, epochs_index, generator, id_dtype, locate, megatron_index, plan_epochs
+from megalith.data.samples import EpochSamples, GPTSamples
 from megalith.errors import UserError
 from megalith.tokens.indexed import IndexedTokens
 
@@ -18,21 +21,30 @@ GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((GOLDEN_FOLDER / "megatron_order.json").read_text())
 
 
+def rows(ends: np.ndarray, seq_len: int) -> list[list[int]]:
+    """Megatron's sample index of a stream."""
+    return np.stack(locate(ends, np.arange((ends[-1] - 1) // seq_len + 1) * seq_len), axis=1).tolist()
+
+
+def assert_same(one: SampleIndex, other: SampleIndex) -> None:
+    for name in ("documents", "ends", "shuffle"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert getattr(one, name).dtype == getattr(other, name).dtype
+
+
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("case_")])
 def test_golden_order(name: str) -> None:
     case = GOLDEN[name]
     lengths = np.array(case["lens"], np.int32)
     epochs = plan_epochs(int(lengths.sum()), case["S"], case["n"])
-    random = np.random.RandomState(case["seed"])
-    documents = document_index(np.arange(len(lengths)), epochs, random)
-    rows = sample_index(lengths[documents], case["S"])
-    shuffled = shuffle_index(len(rows) - 1, epochs, random)
     assert epochs.count == case["epochs"]
     assert (epochs.whole_samples is not None) == case["separate_last"]
-    assert documents.tolist() == case["document_index"]
-    assert rows.tolist() == case["sample_index"]
-    assert shuffled.tolist() == case["shuffle_index"]
-    assert documents.dtype == rows.dtype == shuffled.dtype == np.int64
+    index = megatron_index(lengths, range(len(lengths)), case["S"], case["seed"], case["n"])
+    assert index.documents.tolist() == [case["document_index"]]
+    assert rows(index.ends[0], case["S"]) == case["sample_index"]
+    assert index.shuffle.tolist() == [case["shuffle_index"]]
+    if case["n"] is None:
+        assert_same(index, epochs_index(lengths, range(len(lengths)), case["S"], case["seed"]))
 
 
 def test_golden_file_gives_golden_samples() -> None:
@@ -55,8 +67,8 @@ def test_each_token_is_an_input_once_an_epoch(
     samples = GPTSamples(tokens, range(len(lengths)), seq_len, 5, num_samples)
     assert len(samples) >= (num_samples or 0)
     assert samples[0].shape == (seq_len + 1,)
-    stream = np.concatenate([tokens[i] for i in samples.document_index])
-    order = np.argsort(samples.shuffle_index)
+    stream = np.concatenate([tokens[i] for i in samples.index.documents[0]])
+    order = np.argsort(samples.index.shuffle[0])
     inputs = np.concatenate([samples[int(i)][:-1] for i in order])
     targets = np.concatenate([samples[int(i)][1:] for i in order])
     used = len(samples) * seq_len
@@ -77,12 +89,12 @@ def test_a_last_epoch_shuffled_apart_comes_last(make_tokens: MakeTokens) -> None
     samples = GPTSamples(make_tokens([10] * 10), range(10), 5, 1234, 22)
     whole = samples.epochs.whole_samples
     assert whole == 19
-    assert sorted(samples.shuffle_index[:whole].tolist()) == list(range(19))
+    assert sorted(samples.index.shuffle[0, :whole].tolist()) == list(range(19))
 
 
 def test_the_seed_decides_the_order(make_tokens: MakeTokens) -> None:
     tokens = make_tokens([10] * 20)
-    orders = [GPTSamples(tokens, range(20), 4, seed).shuffle_index.tolist() for seed in (1, 1, 2)]
+    orders = [GPTSamples(tokens, range(20), 4, seed).index.shuffle.tolist() for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -117,13 +129,20 @@ def test_an_order_beyond_memory_is_refused_before_it_is_made(make_tokens: MakeTo
 def test_positions_beyond_32_bits() -> None:
     """3 * 2^30 tokens by their lengths alone: the last sample lies where Python's integers say."""
     lengths, seq_len = np.full(3, 2**30, np.int32), 2048
-    rows = sample_index(lengths, seq_len)
+    index = epochs_index(lengths, range(3), seq_len, 1)
     count = (3 * 2**30 - 1) // seq_len
-    assert len(rows) == count + 1
+    assert index.samples_per_row == count
+    assert index.ends.tolist() == [[2**30, 2**31, 3 * 2**30]]
+    position, offset = locate(index.ends[0], np.arange(count + 1) * seq_len)
     for j in (0, 1, count // 2, count - 1, count):
-        assert rows[j].tolist() == list(divmod(j * seq_len, 2**30))
-    assert rows.min() == 0
-    assert rows[:, 1].max() < 2**30
+        assert (position[j], offset[j]) == divmod(j * seq_len, 2**30)
+    assert position.min() == offset.min() == 0
+    assert offset.max() < 2**30
+
+
+def test_ids_are_64_bits_wide_from_where_32_do_not_do() -> None:
+    assert id_dtype(2**31) == np.int32
+    assert id_dtype(2**31 + 1) == np.int64
 
 
 def test_counts_beyond_24_and_32_bits_are_exact() -> None:
@@ -140,3 +159,55 @@ def test_epochs_are_the_fewest_that_give_the_samples() -> None:
         for num_samples in range(1, 60):
             count = plan_epochs(tokens, 4, num_samples).count
             assert count * tokens >= num_samples * 4 + 1 > (count - 1) * tokens
+
+
+def test_passes_go_on_without_end_and_each_uses_every_sample_once(make_tokens: MakeTokens) -> None:
+    """More passes than one index holds, in any order of asking."""
+    samples = EpochSamples(make_tokens([600] * 10), range(10), 2, 7)
+    per_epoch = samples.samples_per_epoch
+    assert (per_epoch, samples.epochs_per_block) == (2999, 2)
+    orders = []
+    for epoch in (0, 4, 1, 2, 3, 0):
+        orders.append([samples[epoch * per_epoch + i].tolist() for i in range(0, per_epoch, 1)])
+        inputs = np.concatenate([sample[:-1] for sample in orders[-1]])
+        assert np.unique(inputs).size == inputs.size == 2 * per_epoch
+    assert orders[0] == orders[-1]
+    assert len({tuple(map(tuple, order[:9])) for order in orders}) == 5
+
+
+def test_the_first_pass_is_megatrons_and_a_longer_run_changes_nothing(make_tokens: MakeTokens) -> None:
+    tokens = make_tokens([7, 1, 30, 2, 2, 11])
+    passes, one = EpochSamples(tokens, range(6), 4, 1234), GPTSamples(tokens, range(6), 4, 1234)
+    assert [passes[i].tolist() for i in range(len(one))] == [one[i].tolist() for i in range(len(one))]
+
+
+def test_a_seed_beyond_megatrons_32_bits_and_each_epoch_have_an_order_of_their_own() -> None:
+    draws = {tuple(generator(seed, epoch).randint(0, 1000, 8)) for seed in (0, 1, 2**40, 2**63 - 1) for epoch in (0, 1)}
+    assert len(draws) == 8
+
+
+def test_documents_of_a_sample_are_numbered(make_tokens: MakeTokens) -> None:
+    lengths = [3, 0, 7, 6]
+    tokens = make_tokens(lengths)
+    ends = np.cumsum([length for length in lengths if length])
+    samples = GPTSamples(tokens, range(len(tokens)), 5, 1)
+    for i in range(len(samples)):
+        ids, documents = samples.read(i)
+        expected = np.searchsorted(ends, ids, side="right")
+        assert np.array_equal(documents == documents[:1], expected == expected[:1])
+        assert np.array_equal(np.diff(documents) != 0, np.diff(expected) != 0)
+        assert documents[0] == 0 and np.diff(documents).max(initial=0) <= 1
+
+
+def test_an_index_of_many_documents_takes_few_bytes_each(tmp_path: Path) -> None:
+    """Half a million documents, half as many samples: building and caching takes the index and little more."""
+    count = 500_000
+    lengths, cache = np.full(count, 512, np.int32), IndexCache(tmp_path)
+    tracemalloc.start()
+    try:
+        index = cache.get({}, lambda: epochs_index(lengths, range(count), 1024, 1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert index.samples_per_row == count // 2 - 1
+    assert 14 * count < peak < 20 * count

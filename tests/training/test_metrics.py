@@ -36,7 +36,12 @@ def test_zeros_are_written(tmp_path):
     writer.on_end()
     step, validation = read_metrics(tmp_path / "metrics.jsonl")
     assert (step["loss"], step["grad_norm"], step["lr"]) == (0.0, 0.0, 0.0)
-    assert validation == {"step": 1, "validation_loss": 0.0, "validation_tokens": 0}
+    assert validation == {
+        "step": 1,
+        "validation_set": "validation",
+        "validation_loss": 0.0,
+        "validation_tokens": 0,
+    }
 
 
 def test_numbers_that_json_lacks_read_back_as_floats(tmp_path):

@@ -91,7 +91,7 @@ def test_one_process_stopped_by_a_signal_continues_bitwise(write_recipe, tmp_pat
 
 
 def forget_the_data_position(monkeypatch):
-    monkeypatch.setattr(StepLoader, "seek", lambda self, consumed_samples: None)
+    monkeypatch.setattr(StepLoader, "seek", lambda self, *position: None)
 
 
 def forget_the_moments(monkeypatch):
