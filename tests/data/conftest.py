@@ -18,11 +18,11 @@ def make_tokens(tmp_path: Path) -> MakeTokens:
     """Sequences of the given lengths whose ids count 0, 1, 2, ... through the file."""
 
     def make(lengths: Sequence[int]) -> IndexedTokens:
-        start = 0
-        with IndexedWriter(tmp_path / "tokens", np.int32) as writer:
+        start, prefix = 0, tmp_path / f"tokens{len(list(tmp_path.glob('*.bin')))}"
+        with IndexedWriter(prefix, np.int32) as writer:
             for length in lengths:
                 writer.append(np.arange(start, start + length))
                 start += length
-        return IndexedTokens(tmp_path / "tokens")
+        return IndexedTokens(prefix)
 
     return make

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain
 
 import numpy as np
@@ -9,8 +12,9 @@ import pytest
 import torch
 
 from megalith.config.recipe import Batch
+from megalith.data.blend import Blend, Drawn
 from megalith.data.loader import MicroBatch, StepLoader, validation_batches
-from megalith.data.samples import GPTSamples
+from megalith.data.samples import EpochSamples, GPTSamples
 from megalith.errors import UserError
 
 from .conftest import MakeTokens
@@ -120,3 +124,107 @@ def test_validation_counts_each_sample_once_and_ranks_alike(
 def test_a_rank_outside_its_size_is_refused(samples: GPTSamples) -> None:
     with pytest.raises(ValueError, match=r"data_parallel_rank=2 is not in 0\.\.1"):
         StepLoader(samples, Batch(SEQ_LEN, 2, 12), 2, 2)
+
+
+def ids_of(dealt: list[list[MicroBatch]]) -> list[list[int]]:
+    """Tokens of all ranks' rows of one step, in the order of the step's samples."""
+    return rows_of(list(chain(*dealt)))
+
+
+def run_in_pieces(make: Callable[[int, int, int], list[StepLoader]], steps: list[int]) -> list[list[list[int]]]:
+    """Rows of each step of a run that is stopped and resumed after each of `steps` steps, in ever other layouts."""
+    consumed, position, seen = 0, None, []
+    for piece, (count, (ranks, micro_batch_size, workers)) in enumerate(zip(steps, LAYOUTS * len(steps), strict=False)):
+        loaders = make(ranks, micro_batch_size, workers)
+        if piece:
+            for loader in loaders:
+                loader.seek(consumed, Drawn(**json.loads(json.dumps(asdict(position)))))
+        seen += [ids_of([loader.next_step() for loader in loaders]) for _ in range(count)]
+        consumed, position = loaders[-1].consumed_samples, loaders[-1].position
+    return seen
+
+
+LAYOUTS = [(1, 2, 0), (2, 2, 1), (3, 2, 3), (1, 1, 3), (6, 1, 0), (2, 3, 1)]  # ranks, micro-batch size, workers
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_run_resumed_twice_at_any_boundary_sees_what_an_unbroken_one_does(
+    make_tokens: MakeTokens, first: int, blended: bool
+) -> None:
+    """10 samples an epoch, 12 a step in up to 12 micro-batches: every step crosses the end of an epoch."""
+    files = [make_tokens([7, 30, 2, 2])] + ([make_tokens([90, 31])] if blended else [])
+    sources = [EpochSamples(tokens, range(len(tokens)), SEQ_LEN, 3) for tokens in files]
+
+    def make(ranks: int, micro_batch_size: int, workers: int) -> list[StepLoader]:
+        batch = Batch(SEQ_LEN, micro_batch_size, 12)
+        blends = [Blend(sources, [3, 1][: len(sources)]) for _ in range(ranks)]
+        return [StepLoader(blend, batch, rank, ranks, workers) for rank, blend in enumerate(blends)]
+
+    unbroken = run_in_pieces(make, [12])
+    assert run_in_pieces(make, [first, 2, 12 - first - 2]) == unbroken
+    if not blended:
+        rows = [tuple(row) for step in unbroken for row in step]
+        assert all(len(set(rows[i : i + 10])) == 10 for i in range(0, len(rows) - 10, 10))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("steps", [0, 1, 24, 25, 26])
+def test_100_samples_are_dealt_once_an_epoch(make_tokens: MakeTokens, workers: int, steps: int) -> None:
+    samples = EpochSamples(make_tokens([401]), range(1), SEQ_LEN, 3)
+
+    def loader() -> StepLoader:
+        return StepLoader(samples, Batch(SEQ_LEN, 4, 4), 0, 1, workers)
+
+    first = loader()
+    seen = [first.next_step() for _ in range(steps)]
+    second = loader()
+    second.seek(first.consumed_samples, first.position)
+    seen += [second.next_step() for _ in range(50 - steps)]
+    rows = [tuple(row) for step in seen for row in rows_of(step)]
+    assert len(set(rows[:100])) == len(set(rows[100:])) == 100
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_reading_ahead_does_not_move_the_position(samples: GPTSamples, workers: int) -> None:
+    loader = StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1, workers)
+    loader.next_step()
+    assert loader.consumed_samples == 12
+    assert sum(loader.position.drawn.values()) == 12
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_what_reading_raises_is_raised_in_that_step(samples: GPTSamples, workers: int, monkeypatch) -> None:
+    loader = StepLoader(samples, Batch(SEQ_LEN, 2, 2), 0, 1, workers)
+    read = samples.read
+
+    def fails_from_4_on(k: int) -> tuple[np.ndarray, np.ndarray]:
+        if k >= 4:
+            raise OSError(5, "Input/output error")
+        return read(k)
+
+    monkeypatch.setattr(samples, "read", fails_from_4_on)
+    loader.next_step()
+    loader.next_step()
+    with pytest.raises(OSError, match="Input/output error"):
+        loader.next_step()
+
+
+def test_unequal_ends_keep_no_rank_waiting(make_tokens: MakeTokens) -> None:
+    """103 samples an epoch, 2 ranks with 3 workers, 2 epochs: as many steps on both, all samples of one permutation."""
+    samples = [EpochSamples(make_tokens([413]), range(1), SEQ_LEN, 3) for _ in range(2)]
+    loaders = [StepLoader(s, Batch(SEQ_LEN, 1, 2), rank, 2, 3) for rank, s in enumerate(samples)]
+    rows = [row for _ in range(103) for row in ids_of([loader.next_step() for loader in loaders])]
+    assert len(set(map(tuple, rows[:103]))) == len(set(map(tuple, rows[103:]))) == 103
+
+
+def test_documents_ride_along_where_they_bound_attention(make_tokens: MakeTokens) -> None:
+    tokens = make_tokens([3, 7, 6])
+    loaders = [StepLoader(GPTSamples(tokens, range(3), 15, 3), Batch(15, 1, 1), 0, 1, 0, on) for on in (False, True)]
+    without, with_them = (loader.next_step()[0] for loader in loaders)
+    assert without.documents_BS is None
+    ends = np.cumsum([3, 7, 6])
+    expected = np.searchsorted(ends, with_them.tokens_BS.numpy(), side="right")
+    assert with_them.documents_BS is not None and with_them.documents_BS.dtype == torch.int64
+    changes = with_them.documents_BS.diff() != 0
+    assert np.array_equal(changes.numpy(), np.diff(expected) != 0)
