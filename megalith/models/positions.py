@@ -39,11 +39,11 @@ def _stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 @torch.library.custom_op("megalith::rotate", mutates_args=())
-def rotate(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+def rotate(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor, back: bool = False) -> Tensor:
     """forward: turn the pairs (i, i + R/2) of each head's first R elements by the angle of its position.
 
     Rows are batch first, so token t stands at position t mod S. Computed in fp32, returned in the dtype of x; keeps the
-    tables, not x. backward: the same turn with -sin.
+    tables, not x. backward: the same turn `back`; said so and not by -sin, which compiled layers would keep each.
     """
     repeats, half = x_TNH.shape[0] // cos_SR.shape[0], cos_SR.shape[1]
     wide = torch.promote_types(x_TNH.dtype, torch.float32)
@@ -51,6 +51,7 @@ def rotate(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     first, second = x[..., :half].to(wide), x[..., half : 2 * half].to(wide)
     cos, sin = cos_SR.to(wide).unsqueeze(1), sin_SR.to(wide).unsqueeze(1)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sin = -sin if back else sin
     y[..., :half] = first * cos - second * sin
     y[..., half : 2 * half] = second * cos + first * sin
     y[..., 2 * half :] = x[..., 2 * half :]
@@ -58,17 +59,17 @@ def rotate(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
 
 
 @rotate.register_fake
-def _(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+def _(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor, back: bool = False) -> Tensor:
     return torch.empty_like(x_TNH, memory_format=torch.contiguous_format)
 
 
 def _keep(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[1:])
+    _, cos, sin, ctx.back = inputs
+    ctx.save_for_backward(cos, sin)
 
 
 def _backward(ctx, dy: Tensor):
-    cos, sin = ctx.saved_tensors
-    return rotate(dy, cos, -sin), None, None
+    return rotate(dy, *ctx.saved_tensors, not ctx.back), None, None, None
 
 
 rotate.register_autograd(_backward, setup_context=_keep)

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from megalith.config.recipe import Recipe
 from megalith.models.decoder import Decoder
 from megalith.models.init import initialise
+from megalith.parallelize.compiled import compile_blocks
 from megalith.parallelize.recompute import recompute
 from megalith.parallelize.shard import shard_over_data_ranks
 from megalith.parallelize.share import share
@@ -20,8 +21,7 @@ def build_model(
     """The recipe's model with first values on `device`; without a mesh a plain model on one process."""
     model = assemble(recipe, mesh, main_dtype)
     if recipe.compile:
-        for block in model.blocks:
-            block.compile(fullgraph=True)
+        compile_blocks(model)
     if mesh is not None:
         shard_over_data_ranks(model, mesh, recipe.layout.sharding, recipe.precision)
     model.to_empty(device=device)

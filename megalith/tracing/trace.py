@@ -141,7 +141,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _by_axis(collectives: list[Collective], mesh: DeviceMesh | None) -> tuple[Collective, ...]:
-    axes = {mesh.get_group(axis).group_name: axis for axis in AXES} if mesh is not None else {}
+    axes = {str(mesh.get_group(axis).group_name): axis for axis in AXES} if mesh is not None else {}
     return tuple(replace(collective, group=axes[collective.group]) for collective in collectives)
 
 
