@@ -24,18 +24,18 @@ def mix(*parts: int) -> int:
 
 
 @torch.library.custom_op("megalith::dropout", mutates_args=())
-def dropout(x: Tensor, probability: float, seed: Tensor, site: int, salt: int) -> tuple[Tensor, Tensor]:
+def dropout(x: Tensor, probability: float, seed: Tensor, site: Tensor, salt: int) -> tuple[Tensor, Tensor]:
     """forward `y = x * mask / (1 - p)`; keeps the mask (bool, the shape of x), not x.
 
-    `seed` is 0-d int64 on the CPU: a tensor, so that compiled code is not made anew for each value.
+    `seed` and `site` are 0-d int64 on the CPU: tensors, so that compiled code is not made anew for each step or layer.
     """
-    generator = torch.Generator(device=x.device).manual_seed(mix(int(seed.item()), site, salt))
+    generator = torch.Generator(device=x.device).manual_seed(mix(int(seed.item()), int(site.item()), salt))
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - probability, generator=generator)
     return (x * mask).mul_(1 / (1 - probability)), mask
 
 
 @dropout.register_fake
-def _(x: Tensor, probability: float, seed: Tensor, site: int, salt: int) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, probability: float, seed: Tensor, site: Tensor, salt: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(x.shape, dtype=torch.bool)
 
 
@@ -62,7 +62,7 @@ class Dropout(nn.Module):
 
     def __init__(self, probability: float, site: int) -> None:
         super().__init__()
-        self.probability, self.site, self.salt = probability, site, 0
+        self.probability, self.site, self.salt = probability, torch.tensor(site, device="cpu"), 0
 
     def forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
         if not self.training or self.probability == 0 or seed is None:

@@ -80,11 +80,15 @@ def test_ranks_draw_the_same_mask_exactly_where_they_hold_the_same_activations(s
 
 def test_masks_differ_by_step_and_micro_batch_and_keep_their_share() -> None:
     x = torch.ones(1000, 100)
-    drawn = [dropout(x, DROPOUT, torch.tensor(mix(1, step, index)), 3, 0)[1] for step in (1, 2) for index in (0, 1)]
+    drawn = [
+        dropout(x, DROPOUT, torch.tensor(mix(1, step, index)), torch.tensor(3), 0)[1]
+        for step in (1, 2)
+        for index in (0, 1)
+    ]
     assert len({mask.flatten().numpy().tobytes() for mask in drawn}) == 4
     for mask in drawn:
         assert abs(mask.float().mean().item() - 0.9) < 5 * (0.09 / mask.numel()) ** 0.5
-    y, mask = dropout(x, DROPOUT, torch.tensor(5), 3, 0)
+    y, mask = dropout(x, DROPOUT, torch.tensor(5), torch.tensor(3), 0)
     assert torch.equal(y, mask / (1 - DROPOUT)) or torch.allclose(y, mask / (1 - DROPOUT))
 
 

@@ -54,7 +54,7 @@ SLOPES = list(alibi_slopes(N))
 BIASES = {"plain": ([], 0), "alibi": (SLOPES, 0), "window": ([], 2), "alibi and window": (SLOPES, 2)}
 
 OPS = (
-    Op("dropout", dropout, ((6, 5),), (0.3, torch.tensor(7), 2, 1), first),
+    Op("dropout", dropout, ((6, 5),), (0.3, torch.tensor(7), torch.tensor(2), 1), first),
     Op("rms_norm", rms_norm, ((6, 5), (5,)), (1e-3,), first),
     Op("rms_norm by head", rms_norm, ((3, 2, 4), (4,)), (1e-3,), first),
     Op("rotate", rotate, ((B * S, N, H),), tuple(rope(S, H // 2))),

@@ -74,7 +74,7 @@ def test_dropout_keeps_one_byte_an_element() -> None:
 
     x = torch.randn(32, 16, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y, mask = dropout(x, 0.25, torch.tensor(3), 0, 0)
+        y, mask = dropout(x, 0.25, torch.tensor(3), torch.tensor(0), 0)
     assert [(k.dtype, tuple(k.shape)) for k in kept] == [(torch.bool, (32, 16))]
     assert torch.equal(y, (x * mask) * (1 / 0.75))
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))

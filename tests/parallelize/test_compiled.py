@@ -1,13 +1,20 @@
-"""A changed backward of a custom op is not served from torch's cache of compiled code."""
+"""Compiled blocks: one graph for all layers, and no stale one from torch's cache."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
+from megalith.config.model import Attention
+from megalith.config.presets import model_preset
+from megalith.models.decoder import Decoder
+from megalith.models.init import initialise
 from megalith.parallelize.compiled import digest_of_ops
 
 PROGRAM = """
@@ -25,6 +32,21 @@ x = torch.ones(3, requires_grad=True)
 torch.compile(lambda x: twice(x).sum(), fullgraph=True)(x).backward()
 print(int(x.grad[0]))
 """
+
+
+def test_layers_share_one_graph() -> None:
+    """Dropout's site differs between layers; as a number it made a graph of each, and torch gives up after eight."""
+    config = replace(model_preset("gpt-tiny"), num_layers=10, dropout=0.1, attention_dropout=0.1)
+    model = Decoder(config, Attention.UNFUSED)
+    initialise(model, config, 1)
+    tokens_BS, seed = torch.zeros((2, 16), dtype=torch.int64), torch.tensor(3)
+    eager = model(tokens_BS, seed=seed)
+    graphs = CompileCounter()
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend=graphs)
+    torch.testing.assert_close(model(tokens_BS, seed=seed), eager)
+    model(tokens_BS, seed=seed + 1)
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ def storage_key(tensor: Tensor) -> int:
 
 def kept_by_compiled(case: Recipe) -> int:
     """Bytes of the storages that the compiled layer saves, without those of weights, tables and seed."""
+    torch._dynamo.reset()  # it gives up on code that was compiled for too many kinds of model
     model = one_layer(case, make_mesh(case.layout, dist.get_world_size()) if dist.is_initialized() else None)
     batch, size = case.batch, case.layout.tensor_parallel_size if case.layout.sequence_parallel else 1
     rope = rope_table(case.model, batch.seq_len, torch.device("cpu")) if case.model.position is Position.ROPE else None
