@@ -24,6 +24,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from megalith.errors import UserError
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -73,13 +75,16 @@ def write_index(file: BinaryIO, dtype: np.dtype, lengths: np.ndarray, document_e
 def byte_pointers(lengths: np.ndarray, itemsize: int, start: int = 0) -> tuple[np.ndarray, int]:
     """Byte offsets, int64, of sequences stored back to back from `start` on, and the offset behind the last.
 
-    Sums are taken in 64 bits whatever the width of `lengths`.
+    Sums are taken in 64 bits whatever the width of `lengths`. Raises UserError where they leave those.
 
     >>> byte_pointers(np.full(3, 2**30, np.int32), 2)
     (array([         0, 2147483648, 4294967296]), 6442450944)
     """
-    ends = np.cumsum(lengths, dtype=np.int64) * itemsize + start
-    return np.concatenate(([start], ends[:-1])), int(ends[-1])
+    tokens = np.cumsum(lengths, dtype=np.int64)
+    end = int(tokens[-1]) * itemsize + start
+    if end >= 2**63:
+        raise UserError(f"{end} bytes of tokens are more than the format's 64-bit offsets can say; write several files")
+    return np.concatenate(([start], tokens[:-1] * itemsize + start)), end
 
 
 def _chunks(values: np.ndarray) -> list[np.ndarray]:

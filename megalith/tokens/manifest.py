@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,15 +17,22 @@ from megalith.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Source:
-    """A file that was tokenized, and its size in bytes then."""
+    """A file that was tokenized, as it lay on disk then."""
 
     path: str
     bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """Reads all of `path`."""
+        with open(path, "rb") as file:
+            return cls(str(path), path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`PREFIX.json`. `text_bytes`: UTF-8 bytes of all documents; `bin_bytes`: size of the `.bin` it belongs to."""
+    """`PREFIX.json`. `text_bytes`: UTF-8 bytes of all documents; `bin_*`: size and digest of the `.bin`."""
 
     tokenizer_digest: str
     vocab_size: int
@@ -34,6 +42,7 @@ class Manifest:
     tokens: int
     text_bytes: int
     bin_bytes: int
+    bin_sha256: str
     dtype: str
     sources: tuple[Source, ...]
 
@@ -82,9 +91,8 @@ def common_tokenizer(prefixes: Sequence[str | Path]) -> str | None:
         first = next(iter(made_with))
         if manifest.tokenizer_digest != made_with[first].tokenizer_digest:
             raise UserError(
-                f"{prefix} was tokenized with another tokenizer (sha256 {manifest.tokenizer_digest[:12]}..., vocabulary "
-                f"{manifest.vocab_size}) than {first} (sha256 {made_with[first].tokenizer_digest[:12]}..., vocabulary "
-                f"{made_with[first].vocab_size}); their ids mean different text: tokenize one of them again"
+                f"{prefix} was tokenized with another tokenizer ({_shown(manifest)}) than {first} "
+                f"({_shown(made_with[first])}); their ids mean different text: tokenize one of them again"
             )
     return next((manifest.tokenizer_digest for manifest in made_with.values()), None)
 
@@ -97,8 +105,12 @@ def check_manifest(prefix: str | Path, tokenizer: Tokenizer) -> Manifest | None:
     manifest = read_manifest(prefix)
     if manifest is not None and manifest.tokenizer_digest != tokenizer.digest:
         raise UserError(
-            f"{prefix} was tokenized with another tokenizer (sha256 {manifest.tokenizer_digest[:12]}..., vocabulary "
-            f"{manifest.vocab_size}) than {tokenizer.path} (sha256 {tokenizer.digest[:12]}..., vocabulary "
-            f"{tokenizer.vocab_size}); name that tokenizer, or tokenize again"
+            f"{prefix} was tokenized with another tokenizer ({_shown(manifest)}) than {tokenizer.path} "
+            f"(sha256 {tokenizer.digest[:12]}..., vocabulary {tokenizer.vocab_size}); name that tokenizer, or tokenize "
+            "again"
         )
     return manifest
+
+
+def _shown(manifest: Manifest) -> str:
+    return f"sha256 {manifest.tokenizer_digest[:12]}..., vocabulary {manifest.vocab_size}"

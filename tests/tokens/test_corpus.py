@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from megalith.errors import UserError
 from megalith.tokens.bpe import train_bpe
-from megalith.tokens.corpus import batched_by_size, tokenize_files
+from megalith.tokens.corpus import batched_by_size, map_ahead, tokenize_files
 from megalith.tokens.documents import DocumentReader
 from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.manifest import Source, check_manifest, read_manifest
+from megalith.tokens.pieces import Piece
 from megalith.tokens.tokenizer import Tokenizer
 
 TEXTS = ["", "the cat", "größe\n<|endoftext|>", "", "x" * 300]
@@ -49,7 +54,9 @@ def test_the_manifest_says_what_was_made(tokenizer: Tokenizer, corpus: Path) -> 
     assert manifest.vocab_size == tokenizer.vocab_size
     assert manifest.text_bytes == sum(len(text.encode()) for text in TEXTS)
     assert manifest.tokens * 2 == manifest.bin_bytes == (corpus.parent / "train.bin").stat().st_size
-    assert manifest.sources == (Source(str(corpus), corpus.stat().st_size),)
+    assert manifest.bin_sha256 == hashlib.sha256((corpus.parent / "train.bin").read_bytes()).hexdigest()
+    content = corpus.read_bytes()
+    assert manifest.sources == (Source(str(corpus), len(content), hashlib.sha256(content).hexdigest()),)
 
 
 def test_another_tokenizer_is_refused(tokenizer: Tokenizer, corpus: Path) -> None:
@@ -107,7 +114,64 @@ def test_an_input_is_never_replaced(tokenizer: Tokenizer, tmp_path: Path, name: 
 
 
 def test_batches_are_bounded_and_keep_order() -> None:
-    texts = [str(i) for i in range(3000)] + ["x" * (1 << 22)] * 2 + ["tail"]
+    texts = [Piece(str(i), True) for i in range(3000)] + [Piece("x" * (1 << 16), False)] * 2 + [Piece("tail", True)]
     batches = list(batched_by_size(texts))
     assert [text for batch in batches for text in batch] == texts
     assert [len(batch) for batch in batches] == [1024, 1024, 952, 1, 1, 1]
+
+
+def test_results_come_in_order_and_few_items_are_under_way() -> None:
+    started = 0
+
+    def items() -> Iterator[int]:
+        nonlocal started
+        for i in range(50):
+            started += 1
+            yield i
+
+    with ThreadPoolExecutor(4) as pool:
+        for done, (item, result) in enumerate(map_ahead(pool, lambda i: i * i, items(), 5)):
+            assert (item, result) == (done, done * done)
+            assert started <= done + 6
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_writes_the_same_bytes(tokenizer: Tokenizer, tmp_path: Path, threads: int) -> None:
+    texts = [f"the cat {i} sat\n" * (i % 40) for i in range(800)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "b.txt").write_text("".join(texts))
+    sources = [tmp_path / "a.jsonl", tmp_path / "b.txt"]
+    manifest = tokenize_files(sources, tokenizer, tmp_path / "out", DocumentReader(), num_threads=threads)
+    tokens, end = IndexedTokens(tmp_path / "out"), [tokenizer.end_of_document]
+    assert manifest.documents == tokens.num_documents == 801
+    expected = [tokenizer.encode(text) + end for text in [*texts, "".join(texts)] if text]
+    assert [tokens[i].tolist() for i in range(len(tokens))] == expected
+
+
+def test_memory_does_not_grow_with_the_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """One plain file, so one document: four times the text takes no more memory."""
+    peaks = []
+    for name, repeats in (("warm", 1), ("short", 100), ("long", 400)):
+        (tmp_path / name).write_text("the cat sat on the mat, the cat ran\n" * 300 * repeats)
+        tracemalloc.start()
+        try:
+            tokenize_files([tmp_path / name], tokenizer, tmp_path / "out", DocumentReader(), num_threads=2)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[2] < 1.3 * peaks[1]
+
+
+def test_an_interrupted_run_leaves_nothing_and_ends_at_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat\n" * 200_000)
+    told = 0
+
+    def interrupt(num_bytes: int) -> None:
+        nonlocal told
+        told += num_bytes
+        if told > 1 << 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_files([tmp_path / "a.txt"], tokenizer, tmp_path / "out", DocumentReader(), on_bytes=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,37 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("x")
     with pytest.raises(UserError, match=rf"not a file: {tmp_path}/none\.txt, {tmp_path};"):
         check_files([tmp_path / "none.txt", tmp_path / "here.txt", tmp_path])
+
+
+def zstd(content: bytes) -> bytes:
+    return pytest.importorskip("zstandard").compress(content)
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstd)]
+)
+def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, ending: str, pack: Callable) -> None:
+    texts = [f"text {i} größe\n" * 50 for i in range(200)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    (tmp_path / f"a.jsonl.{ending}").write_bytes(pack(lines[:9000]) + pack(lines[9000:]))  # as `cat a.gz b.gz` does
+    (tmp_path / f"b.txt.{ending}").write_bytes(pack("".join(texts).encode()))
+    paths = [tmp_path / f"a.jsonl.{ending}", tmp_path / f"b.txt.{ending}"]
+    heard: list[int] = []
+    assert list(DocumentReader().read(paths, heard.append)) == [*texts, "".join(texts)]
+    assert sum(heard) == check_files(paths)
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_a_cut_or_wrong_compressed_file_is_named(tmp_path: Path, ending: str, pack: Callable) -> None:
+    packed = pack(b'{"text": "x"}\n' * 9999)
+    for content in (packed[:-9], b'{"text": "x"}\n'):
+        (tmp_path / f"a.jsonl.{ending}").write_bytes(content)
+        with pytest.raises(UserError, match=rf"a\.jsonl\.{ending}: not a whole \.{ending} file .*copy it again"):
+            list(DocumentReader().read([tmp_path / f"a.jsonl.{ending}"]))
+
+
+def test_parts_of_a_plain_file_are_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "three\\nfour"}\n')
+    parts = list(DocumentReader().read_parts([tmp_path / "a.txt", tmp_path / "b.jsonl"]))
+    assert parts == [("one\n", False), ("two\n", False), ("", True), ("three\nfour", True)]
