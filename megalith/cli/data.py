@@ -1,35 +1,36 @@
-"""`megalith data`: train a tokenizer, turn text into token files, look into token files."""
+"""`megalith data`: train a tokenizer, turn text into token files, merge and inspect them, prepare a run's order."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from megalith.cli.progress import bytes_progress
 from megalith.errors import UserError
 from megalith.units import format_bytes, format_count
 
-HELP = "Train a tokenizer, turn text into token files (.bin/.idx), look into token files."
+HELP = "Train a tokenizer, turn text into token files (.bin/.idx), merge and inspect them, prepare the order of a run."
 EXAMPLE = """
 megalith data tokenizer corpus.txt --vocab-size 4096 --output corpus/tokenizer.json
 megalith data tokenize corpus.txt --tokenizer corpus/tokenizer.json --output-prefix corpus/train
 megalith data inspect corpus/train
+megalith data merge corpus/train corpus/train --output-prefix corpus/twice
 """
 VERB_EXAMPLES = {
     "tokenizer": "megalith data tokenizer corpus.txt --vocab-size 4096 --output corpus/tokenizer.json",
     "tokenize": "megalith data tokenize corpus.txt --tokenizer corpus/tokenizer.json --output-prefix corpus/train",
-    "inspect": "megalith data inspect corpus/train --tokenizer corpus/tokenizer.json",
+    "inspect": "megalith data inspect corpus/train --tokenizer corpus/tokenizer.json --verify",
+    "merge": "megalith data merge corpus/train corpus/more --output-prefix corpus/all",
+    "prepare-index": "megalith data prepare-index recipe.yaml train_steps=100",
 }
-_PROGRESS_STEP_BYTES = 1 << 18  # a redraw costs more than reading some lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the sub-verbs tokenizer, tokenize and inspect."""
-    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="tokenizer|tokenize|inspect")
+    """Declare the sub-verbs."""
+    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="|".join(VERB_EXAMPLES))
     tokenizer = _verb(verbs, "tokenizer", "Train a byte-level BPE tokenizer from text.", run_tokenizer)
     _add_source_arguments(tokenizer)
     tokenizer.add_argument("--vocab-size", type=int, required=True, help="tokens, with 256 bytes and <|endoftext|>")
@@ -42,15 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokenize.add_argument(
         "--append-eod", action=argparse.BooleanOptionalAction, default=True, help="end documents with the token for it"
     )
+    tokenize.add_argument("--threads", type=int, default=0, metavar="N", help="encoding threads (default: all cores)")
     tokenize.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
-    inspect = _verb(verbs, "inspect", "Check a token file and show what is in it.", run_inspect)
+    inspect = _verb(verbs, "inspect", "Check the index of a token file and show what is in it.", run_inspect)
     inspect.add_argument("prefix", help="path of the token file without .bin or .idx")
     inspect.add_argument(
         "--tokenizer", type=Path, help="check that it made the file, and show the first tokens as text"
     )
+    inspect.add_argument(
+        "--verify",
+        action="store_true",
+        help="read all tokens: each in the vocabulary, all as they were written",
+    )
     inspect.add_argument("--first-tokens", type=int, default=16, help="tokens to show (default 16)")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+
+    merge = _verb(verbs, "merge", "Lay token files end to end into a new one.", run_merge)
+    merge.add_argument("prefixes", nargs="+", metavar="PREFIX", help="path of a token file without .bin or .idx")
+    merge.add_argument("--output-prefix", type=Path, required=True, help="path of the output; nothing is replaced")
+
+    summary = "Build the order of a run's samples ahead, so that training starts at once."
+    prepare = _verb(verbs, "prepare-index", summary, run_prepare_index)
+    prepare.add_argument("recipe", metavar="RECIPE", help="YAML file that describes the run")
+    prepare.add_argument("overrides", metavar="key=value", nargs="*", help="put a value in, such as train_steps=100")
+    prepare.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +81,7 @@ def run_tokenizer(args: argparse.Namespace) -> int:
     from megalith.tokens.documents import check_files
 
     output = args.output / "tokenizer.json" if args.output.is_dir() else args.output
-    with _progress("reading", check_files(args.sources), then="merging") as on_bytes:
+    with bytes_progress("reading", check_files(args.sources), then="merging") as on_bytes:
         size = train_bpe(_reader(args).read(args.sources, on_bytes), args.vocab_size, output)
     short = f", fewer than {args.vocab_size}: the text has no more pairs to merge" if size < args.vocab_size else ""
     print(f"{output}: {size} tokens{short}")
@@ -77,11 +94,13 @@ def run_tokenize(args: argparse.Namespace) -> int:
     from megalith.tokens.documents import check_files
     from megalith.tokens.tokenizer import Tokenizer
 
-    total = check_files(args.sources)
+    if args.threads < 0:
+        raise UserError(f"--threads {args.threads} is negative; give 1 or more, or 0 for all cores")
+    total, reader = check_files(args.sources), _reader(args)
     tokenizer = Tokenizer.open(args.tokenizer)
-    with _progress("tokenizing", total) as on_bytes:
+    with bytes_progress("tokenizing", total) as on_bytes:
         manifest = tokenize_files(
-            args.sources, tokenizer, args.output_prefix, _reader(args), append_eod=args.append_eod, on_bytes=on_bytes
+            args.sources, tokenizer, args.output_prefix, reader, args.append_eod, args.threads or None, on_bytes
         )
     if args.json:
         print(json.dumps(asdict(manifest), indent=2))
@@ -97,7 +116,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
 def run_inspect(args: argparse.Namespace) -> int:
     """Verify a token file and print its counts and first tokens."""
     from megalith.tokens.indexed import IndexedTokens
-    from megalith.tokens.manifest import check_manifest, read_manifest
+    from megalith.tokens.manifest import check_manifest, check_tokens, read_manifest
     from megalith.tokens.tokenizer import Tokenizer
 
     if args.first_tokens < 0:
@@ -106,14 +125,19 @@ def run_inspect(args: argparse.Namespace) -> int:
     tokens.verify()
     tokenizer = Tokenizer.open(args.tokenizer) if args.tokenizer else None
     manifest = check_manifest(args.prefix, tokenizer) if tokenizer else read_manifest(args.prefix)
+    if args.verify:
+        check_tokens(tokens, manifest, tokenizer.vocab_size if tokenizer else None)
     facts = {
         "documents": tokens.num_documents,
         "sequences": tokens.num_sequences,
         "tokens": tokens.num_tokens,
         "dtype": tokens.dtype.name,
+        "tokens_per_sequence": round(tokens.num_tokens / tokens.num_sequences, 1) if tokens.num_sequences else 0,
         "longest_sequence": int(tokens.lengths.max()) if tokens.num_sequences else 0,
         "vocab_size": manifest.vocab_size if manifest else None,
         "tokenizer_digest": manifest.tokenizer_digest if manifest else None,
+        "sources": [f"{source.path} ({source.bytes} bytes)" for source in manifest.sources] if manifest else None,
+        "verified": args.verify,
         "first_tokens": tokens.first(args.first_tokens).tolist(),
     }
     if tokenizer:
@@ -122,9 +146,50 @@ def run_inspect(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     for name, value in facts.items():
-        shown = "unknown (no manifest)" if value is None else repr(value) if name == "first_text" else value
-        print(f"{name.replace('_', ' '):<17} {shown}")
+        print(f"{name.replace('_', ' '):<20} {_shown(name, value)}")
     return 0
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Merge token files."""
+    from megalith.tokens.indexed import IndexedTokens
+    from megalith.tokens.merge import merge_files
+
+    parts = [IndexedTokens(prefix) for prefix in args.prefixes]
+    with bytes_progress("merging", sum(part.num_tokens * part.dtype.itemsize for part in parts)) as on_bytes:
+        merged = merge_files(args.prefixes, args.output_prefix, on_bytes)
+    print(
+        f"{args.output_prefix}.bin/.idx: {format_count(merged.num_documents)} documents, "
+        f"{format_count(merged.num_tokens)} tokens as {merged.dtype.name}"
+    )
+    return 0
+
+
+def run_prepare_index(args: argparse.Namespace) -> int:
+    """Fill the index cache for a run and say how often it will go through each source."""
+    from megalith.config.reader import read_recipe
+    from megalith.data.sources import describe, epochs_of, prepare
+
+    recipe = read_recipe(args.recipe, args.overrides)
+    data = prepare(recipe)
+    sources, builds = epochs_of(recipe, data), sum(cache.builds for cache in data.caches)
+    if args.json:
+        folders = [str(cache.folder) for cache in data.caches]
+        print(json.dumps({"sources": sources, "caches": folders, "builds": builds}, indent=2))
+        return 0
+    for source in sources:
+        print(describe(source))
+    for cache in data.caches:
+        print(f"{cache.folder}: {cache.builds} indices built, the others were there")
+    return 0
+
+
+def _shown(name: str, value: object) -> str:
+    if value is None:
+        return "unknown (no manifest)"
+    if name == "sources" and isinstance(value, list):
+        return ", ".join(value[:3]) + (f" and {len(value) - 3} more" if len(value) > 3 else "")
+    return repr(value) if name == "first_text" else str(value)
 
 
 def _verb(
@@ -158,28 +223,3 @@ def _reader(args: argparse.Namespace):
             f"--split-documents-on-blank-lines {args.split_documents_on_blank_lines} is negative; give 0 or more"
         )
     return DocumentReader(args.json_key, args.split_documents_on_blank_lines)
-
-
-@contextmanager
-def _progress(label: str, total_bytes: int, then: str | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and time left on standard error; yields what to tell each number of bytes read.
-
-    then: what goes on when all bytes are read.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=total_bytes)
-        read = shown = 0
-
-        def on_bytes(num_bytes: int) -> None:
-            nonlocal read, shown
-            read += num_bytes
-            if read - shown >= _PROGRESS_STEP_BYTES or read >= total_bytes:
-                bar.update(task, completed=read, description=then if then and read >= total_bytes else label)
-                shown = read
-
-        yield on_bytes

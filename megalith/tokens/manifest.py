@@ -9,10 +9,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megalith.errors import UserError
 from megalith.files import atomic_writer
 from megalith.tokens.index_layout import bin_path
+from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.tokenizer import Tokenizer
+
+_CHUNK = 1 << 20  # ids read at once
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,30 @@ def check_manifest(prefix: str | Path, tokenizer: Tokenizer) -> Manifest | None:
             "again"
         )
     return manifest
+
+
+def check_tokens(tokens: IndexedTokens, manifest: Manifest | None, vocab_size: int | None = None) -> None:
+    """Read all ids of a token file: each in the vocabulary, and all bytes as they were written, as far as is known.
+
+    Raises UserError that names the first wrong id, or both digests.
+    """
+    limit = vocab_size or (manifest.vocab_size if manifest else None)
+    digest = hashlib.sha256()
+    for start in range(0, tokens.num_tokens, _CHUNK):
+        ids = tokens.slice(start, start + _CHUNK)
+        digest.update(ids.data)
+        wrong = np.flatnonzero((ids < 0) | (ids >= limit)) if limit is not None else ()
+        if len(wrong):
+            place = start + int(wrong[0])
+            raise UserError(
+                f"{bin_path(tokens.prefix)}: token {place} has id {ids[wrong[0]]}, outside the vocabulary of {limit}: "
+                "damaged, or made with another tokenizer"
+            )
+    if manifest is not None and digest.hexdigest() != manifest.bin_sha256:
+        raise UserError(
+            f"{bin_path(tokens.prefix)}: its bytes are not those that were written (sha256 {digest.hexdigest()[:12]}... "
+            f"instead of {manifest.bin_sha256[:12]}...): copy it again or tokenize again"
+        )
 
 
 def _shown(manifest: Manifest) -> str:

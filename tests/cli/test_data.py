@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from megalith.cli import data
 from megalith.cli.main import main
+from megalith.cli.progress import bytes_progress
 from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.tokenizer import Tokenizer
 
+RECIPE = """
+model: gpt-tiny
+data: {prefix: corpus/train, split: '100,0,0'}
+batch: {seq_len: 16, micro_batch_size: 2, global_batch_size: 4}
+train_steps: 9
+output: run
+"""
 TEXT = "the first document, the only one\n\n\nthe second document\n" * 30
 
 
@@ -34,17 +43,19 @@ def tokenizer(folder: Path) -> Path:
 def test_the_examples_of_the_help_run_in_order(folder: Path) -> None:
     (folder / "corpus").mkdir()
     assert data.EXAMPLE.strip().splitlines()[:2] == [data.VERB_EXAMPLES["tokenizer"], data.VERB_EXAMPLES["tokenize"]]
-    for line in [*data.EXAMPLE.strip().splitlines(), *data.VERB_EXAMPLES.values()]:
+    (folder / "recipe.yaml").write_text(RECIPE)
+    for line in data.EXAMPLE.strip().splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
-    assert sorted(p.name for p in (folder / "corpus").iterdir()) == [
-        "tokenizer.json",
-        "train.bin",
-        "train.idx",
-        "train.json",
-    ]
+    for ending in ("bin", "idx", "json"):
+        shutil.copy(folder / "corpus" / f"train.{ending}", folder / "corpus" / f"more.{ending}")
+    for line in data.VERB_EXAMPLES.values():
+        assert main(shlex.split(line)[1:]) == 0, line
+    made = {p.name for p in (folder / "corpus").iterdir()}
+    files = {f"{name}.{ending}" for name in ("train", "more", "twice", "all") for ending in ("bin", "idx", "json")}
+    assert made == files | {"tokenizer.json", "index_cache"}
 
 
-@pytest.mark.parametrize("verb", ["tokenizer", "tokenize", "inspect"])
+@pytest.mark.parametrize("verb", data.VERB_EXAMPLES)
 def test_each_help_shows_its_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["data", verb, "--help"])
@@ -107,6 +118,9 @@ def test_inspect_without_a_manifest_says_so(folder: Path, tokenizer: Path, capsy
         ("tokenize corpus.txt --tokenizer corpus.txt --output-prefix x", "corpus.txt is not a tokenizer.json"),
         ("inspect none", "none.idx: No such file or directory; a prefix is the path without .bin or .idx"),
         ("inspect none --first-tokens -1", "--first-tokens -1 is negative"),
+        ("tokenize corpus.txt --tokenizer x --output-prefix x --threads -1", "--threads -1 is negative"),
+        ("merge none other --output-prefix x", "none.idx: No such file or directory"),
+        ("prepare-index none.yaml", "cannot read the recipe none.yaml"),
     ],
 )
 def test_faults_are_one_line_and_exit_code_2(
@@ -124,3 +138,44 @@ def test_inspect_refuses_another_tokenizer(folder: Path, tokenizer: Path, capsys
     assert main(["data", "tokenizer", "corpus.txt", "--vocab-size", "270", "--output", "other.json"]) == 0
     assert main(["data", "inspect", "x", "--tokenizer", "other.json"]) == 2
     assert "another tokenizer" in capsys.readouterr().err
+
+
+def test_prepare_index_builds_everything_once_and_tells_the_epochs(
+    folder: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "recipe.yaml").write_text(RECIPE)
+    command = ["data", "tokenize", "corpus.txt", "--tokenizer", "t", "--output-prefix", "corpus/train"]
+    assert main(command) == 0
+    capsys.readouterr()
+    told = []
+    for _ in range(2):
+        assert main(["data", "prepare-index", "recipe.yaml", "train_steps=50", "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    samples = (IndexedTokens("corpus/train").num_tokens - 1) // 16
+    assert [(source["samples"], source["epochs"]) for source in told[0]["sources"]] == [(200, 200 / samples)]
+    assert told[0]["caches"] == ["corpus/index_cache"]
+    assert told[0]["builds"] > 0 == told[1]["builds"]
+
+
+@pytest.mark.parametrize(("damage", "says"), [(b"\xff\xff", "token 3 has id 65535"), (b"\x05\x00", "not those that")])
+def test_verify_reads_every_token(
+    folder: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], damage: bytes, says: str
+) -> None:
+    assert main(["data", "tokenize", "corpus.txt", "--tokenizer", "t", "--output-prefix", "x"]) == 0
+    assert main(["data", "inspect", "x", "--verify"]) == 0
+    with open("x.bin", "r+b") as file:
+        file.seek(6)
+        file.write(damage)
+    assert main(["data", "inspect", "x"]) == 0
+    assert main(["data", "inspect", "x", "--verify"]) == 2
+    assert f"x.bin: {says}" in capsys.readouterr().err.replace("its bytes are ", "")
+
+
+def test_progress_without_a_terminal_is_a_line_with_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with bytes_progress("reading", 1 << 30) as on_bytes:
+        on_bytes(1 << 20)
+        assert capsys.readouterr().err == ""
+        on_bytes.__self__.next_line = 0.0  # pyright: ignore[reportFunctionMemberAccess] - two seconds later
+        on_bytes(1 << 20)
+    line = capsys.readouterr().err
+    assert line.startswith("reading: 0% of 1.00 GiB, ") and "/s, ETA " in line and line.count("\n") == 1
