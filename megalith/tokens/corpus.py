@@ -22,7 +22,8 @@ from megalith.tokens.tokenizer import Tokenizer
 
 _BATCH_PIECES = 1024
 _BATCH_CHARACTERS = 1 << 16
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def tokenize_files(

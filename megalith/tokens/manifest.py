@@ -127,8 +127,8 @@ def check_tokens(tokens: IndexedTokens, manifest: Manifest | None, vocab_size: i
     for start in range(0, tokens.num_tokens, _CHUNK):
         ids = tokens.slice(start, start + _CHUNK)
         digest.update(ids.data)
-        wrong = np.flatnonzero((ids < 0) | (ids >= limit)) if limit is not None else ()
-        if len(wrong):
+        wrong = np.flatnonzero((ids < 0) | (ids >= limit)) if limit is not None else np.empty(0, np.int64)
+        if wrong.size:
             place = start + int(wrong[0])
             raise UserError(
                 f"{bin_path(tokens.prefix)}: token {place} has id {ids[wrong[0]]}, outside the vocabulary of {limit}: "
@@ -136,8 +136,8 @@ def check_tokens(tokens: IndexedTokens, manifest: Manifest | None, vocab_size: i
             )
     if manifest is not None and digest.hexdigest() != manifest.bin_sha256:
         raise UserError(
-            f"{bin_path(tokens.prefix)}: its bytes are not those that were written (sha256 {digest.hexdigest()[:12]}... "
-            f"instead of {manifest.bin_sha256[:12]}...): copy it again or tokenize again"
+            f"{bin_path(tokens.prefix)}: its bytes are not the ones written (sha256 {digest.hexdigest()[:12]}..., "
+            f"not {manifest.bin_sha256[:12]}...): copy it again or tokenize again"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megalith.tokens.tokenizer import Tokenizer
 
-PIECE_CHARACTERS = 1 << 18
+PIECE_CHARACTERS = 1 << 16
 _CONTEXT = 256  # characters on each side of a cut that must give the same ids with and without it
 _TRIES = 32
 

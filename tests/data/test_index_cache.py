@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +51,11 @@ def samples_of(samples: Samples, count: int = 60) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", [EpochSamples, GPTSamples])
 def test_what_is_cached_is_what_would_be_built(tmp_path: Path, tokens: IndexedTokens, kind: type) -> None:
-    arguments = (tokens, range(5), 4, 1) if kind is EpochSamples else (tokens, range(5), 4, 1, 70)
-    plain = kind(*arguments)
+    more: dict[str, Any] = {} if kind is EpochSamples else {"num_samples": 70}
+    plain = kind(tokens, range(5), 4, 1, **more)
     for builds in (1, 0):
         cache = IndexCache(tmp_path / "cache")
-        assert samples_of(kind(*arguments, cache)) == samples_of(plain)
+        assert samples_of(kind(tokens, range(5), 4, 1, cache=cache, **more)) == samples_of(plain)
         assert cache.builds == builds
 
 

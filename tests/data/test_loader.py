@@ -134,9 +134,9 @@ def ids_of(dealt: list[list[MicroBatch]]) -> list[list[int]]:
 def run_in_pieces(make: Callable[[int, int, int], list[StepLoader]], steps: list[int]) -> list[list[list[int]]]:
     """Rows of each step of a run that is stopped and resumed after each of `steps` steps, in ever other layouts."""
     consumed, position, seen = 0, None, []
-    for piece, (count, (ranks, micro_batch_size, workers)) in enumerate(zip(steps, LAYOUTS * len(steps), strict=False)):
+    for count, (ranks, micro_batch_size, workers) in zip(steps, LAYOUTS * len(steps), strict=False):
         loaders = make(ranks, micro_batch_size, workers)
-        if piece:
+        if position is not None:
             for loader in loaders:
                 loader.seek(consumed, Drawn(**json.loads(json.dumps(asdict(position)))))
         seen += [ids_of([loader.next_step() for loader in loaders]) for _ in range(count)]

@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_the_text(tokenizer: Tokenizer, tmp_path: Path
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert peaks[2] < 1.3 * peaks[1]
+    assert peaks[2] < 2 * peaks[1]
 
 
 def test_an_interrupted_run_leaves_nothing_and_ends_at_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
