@@ -162,7 +162,7 @@ def _unpacked(path: Path, file: BinaryIO) -> tuple[Iterable[bytes], tuple[type[E
     if path.suffix != ".zst":
         return file, ()
     try:
-        import zstandard
+        import zstandard  # pyright: ignore[reportMissingImports] - optional
     except ImportError as error:
         raise UserError(f"{path} needs the package zstandard: pip install zstandard, or unpack the file") from error
     reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
