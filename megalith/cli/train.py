@@ -84,5 +84,6 @@ def dry_run(recipe: Recipe, world_size: int, as_json: bool) -> int:
     """Print parameters and memory per rank, from the very layers that would train, without starting a process."""
     from megalith.tracing.account import account
 
-    print(account(recipe, world_size))
+    memory = account(recipe, world_size)
+    print(json.dumps(memory.as_tree(), indent=2) if as_json else memory)
     return 0
