@@ -23,6 +23,15 @@ def _ffn_splits(recipe: Recipe, world_size: int | None, size: int) -> bool:
     return _ffn_units(recipe) % size == 0
 
 
+def _vocab_splits(recipe: Recipe, world_size: int | None, size: int) -> bool:
+    return _every_rank_has_a_token(recipe.model.vocab_size, size)
+
+
+def _every_rank_has_a_token(vocab_size: int, size: int) -> bool:
+    """Ranks hold ceil(V / t) tokens each, the last fewer: only small vocabularies leave one with none."""
+    return vocab_size > (size - 1) * -(-vocab_size // size)
+
+
 def _world_splits(recipe: Recipe, world_size: int | None, size: int) -> bool:
     return world_size is None or world_size % size == 0
 
@@ -36,7 +45,8 @@ def _tensor_sizes(recipe: Recipe, world_size: int | None) -> str:
     """The tensor sizes which every rule that can be judged accepts, nearest to the one asked for."""
 
     def accepted(size: int) -> bool:
-        verdicts = [judged(rule, recipe, world_size, size) for rule in (_heads_split, _ffn_splits, _world_splits)]
+        rules = (_heads_split, _ffn_splits, _vocab_splits, _world_splits)
+        verdicts = [judged(rule, recipe, world_size, size) for rule in rules]
         return False not in verdicts
 
     sizes = filter(accepted, range(1, LARGEST_SUGGESTED_TENSOR_SIZE + 1))
@@ -61,6 +71,18 @@ def ffn_over_tensor_ranks(recipe: Recipe, world_size: int | None) -> str | None:
     return (
         f"ffn_hidden_size={model.ffn_width}{blocks} cannot be split over tensor_parallel_size={size}; "
         f"choose {_tensor_sizes(recipe, world_size)}"
+    )
+
+
+def vocab_over_tensor_ranks(recipe: Recipe, world_size: int | None) -> str | None:
+    vocab_size, size = recipe.model.vocab_size, recipe.layout.tensor_parallel_size
+    if _vocab_splits(recipe, world_size, size):
+        return None
+    held = -(-vocab_size // size)
+    return (
+        f"vocab_size={vocab_size} leaves a rank without a token at tensor_parallel_size={size}, where each holds "
+        f"{held}; choose model.vocab_size={(size - 1) * held + 1} or layout.tensor_parallel_size="
+        f"{_tensor_sizes(recipe, world_size)}"
     )
 
 
@@ -116,6 +138,7 @@ def batch_over_data_ranks(recipe: Recipe, world_size: int | None) -> str | None:
 LAYOUT_RULES: tuple[Callable[[Recipe, int | None], str | None], ...] = (
     heads_over_tensor_ranks,
     ffn_over_tensor_ranks,
+    vocab_over_tensor_ranks,
     world_over_tensor_ranks,
     sequence_parallel_needs_tensor_ranks,
     tokens_over_tensor_ranks,

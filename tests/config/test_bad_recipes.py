@@ -109,6 +109,8 @@ LAYOUT = [
         "model.num_attention_heads=6 model.head_dim=8",
         world_size=4,
     ),
+    field("model.vocab_size", 5, "leaves a rank without a token|tensor_parallel_size=1 or 2", 7, f"{TENSOR}=4", 4),
+    field(TENSOR, 4, "vocab_size=5 leaves a rank without a token|=7", 2, "model.vocab_size=5", 4),
     field(
         TENSOR,
         4,
