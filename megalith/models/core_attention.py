@@ -42,7 +42,7 @@ def causal_softmax(scores: Tensor, scale: float, slopes: list[float], window: in
     bias = attention_bias(scores.shape[-1], slopes, window, torch.empty(0, dtype=wide, device=scores.device))
     if slopes:
         bias = bias.unflatten(0, scores.shape[1:3])
-    return torch.softmax(scores.to(wide).mul(scale).add_(bias), -1).to(scores.dtype)
+    return torch.softmax(torch.add(bias, scores, alpha=scale), -1).to(scores.dtype)
 
 
 @causal_softmax.register_fake
@@ -69,6 +69,11 @@ def _for_kernel(x: Tensor, copies: int = 1) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _token_major(x_BNSH: Tensor) -> Tensor:
+    """The same tensor, in memory as (B, S, N, H): what projections read and write; on a CPU the kernels' own order."""
+    return x_BNSH.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window: int) -> tuple[Tensor, Tensor]:
     aten = torch.ops.aten
     if q.is_cuda and not slopes and not window:
@@ -89,7 +94,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], win
     """
     group = q.shape[1] // k.shape[1]
     y, lse = _flash(_for_kernel(q), _for_kernel(k, group), _for_kernel(v, group), scale, slopes, window)
-    return y.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
+    return _token_major(y), lse.contiguous()
 
 
 @sdpa.register_fake
@@ -123,13 +128,14 @@ def sdpa_backward(
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
             dy, q, k_N, v_N, full, y, lse, zero, zero, 0.0, [True, True, True, False], True, scale=scale
         )
-    shared = (k.shape[1], group)
-    return dq.contiguous(), dk.unflatten(1, shared).sum(2).contiguous(), dv.unflatten(1, shared).sum(2).contiguous()
+    if group > 1:
+        dk, dv = (d.unflatten(1, (-1, group)).sum(2) for d in (dk, dv))
+    return _token_major(dq), _token_major(dk), _token_major(dv)
 
 
 @sdpa_backward.register_fake
 def _(dy, q, k, v, y, lse, scale, slopes, window):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return tuple(x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
 
 
 def _keep_sdpa(ctx, inputs, output) -> None:

@@ -20,7 +20,7 @@ def shard_over_data_ranks(model: Decoder, mesh: DeviceMesh, sharding: Sharding, 
     axes = mesh["dp_replicate", "dp_shard"] if sharding is Sharding.NONE else mesh["dp_shard"]
     for module in (*model.blocks, model):
         fully_shard(module, mesh=axes, reshard_after_forward=sharding is Sharding.FULL, mp_policy=policy)
-    for module in model.modules():
+    for module in model.modules() if axes.size() > 1 else ():  # alone, a division by one would cost a copy
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

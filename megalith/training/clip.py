@@ -15,21 +15,22 @@ from torch.distributed.tensor import DTensor
 def clip_grad_norm(parameters: Iterable[nn.Parameter], limit: float, mesh: DeviceMesh | None) -> float:
     """The 2-norm of all gradients as if gathered; above `limit` (0: no limit) they are scaled down to it, in place.
 
-    A gradient held whole by several ranks counts once: its square is divided by the number of copies that its placements
+    A gradient held whole by several ranks counts once: its square is divided by the number of copies that placements
     declare. Raises RuntimeError where a gradient declares none though there is a mesh.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     locals_ = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
     norm = _global_norm(gradients, locals_, mesh)
-    if 0 < limit < norm:
+    if locals_ and 0 < limit < norm:
         torch._foreach_mul_(locals_, limit / norm)
     return norm
 
 
 def _global_norm(gradients: list[Tensor], locals_: list[Tensor], mesh: DeviceMesh | None) -> float:
     total = torch.zeros((), dtype=torch.float64, device=locals_[0].device if locals_ else None)
-    for gradient, norm in zip(gradients, torch._foreach_norm(locals_) if locals_ else (), strict=True):
-        total += norm.double().square() / _copies(gradient, mesh)
+    if locals_:
+        squares = torch.stack(torch._foreach_norm(locals_)).double().square()
+        total += (squares / squares.new_tensor([_copies(gradient, mesh) for gradient in gradients])).sum()
     for axis in range(mesh.ndim) if mesh is not None else ():
         if mesh.size(axis) > 1:
             dist.all_reduce(total, group=mesh.get_group(axis))
