@@ -5,23 +5,32 @@ B batch, L layers, s sequence, h hidden, V vocabulary. 2205.05198 and 2104.04473
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from megalith.config.model import Attention
 from megalith.config.presets import PRESETS
 from megalith.config.recipe import Recompute
-from megalith.tracing.trace import Part, trace
+from megalith.tracing.trace import Part, Trace, trace
 from tests.tracing.cases import CORE_ATTN, FULL, NONE, recipe
 
 S = 2048
 MODELS = ("gpt3-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t")
 
 
+@cache
+def head_of(model: str, tensor_parallel_size: int) -> Trace:
+    case = recipe(model, 1, S, tensor_parallel_size, tensor_parallel_size > 1)
+    assert trace(case, Part.EMBEDDING).model_flops == 0
+    return trace(case, Part.HEAD)
+
+
+@cache
 def counted(model: str, choice: Recompute, tensor_parallel_size: int, attention: Attention = Attention.UNFUSED):
     """(model FLOPs, hardware FLOPs) of one sequence on all tensor ranks."""
-    case = recipe(model, 1, S, tensor_parallel_size, tensor_parallel_size > 1, choice, attention)
-    layer, head, embedding = (trace(case, part) for part in (Part.LAYER, Part.HEAD, Part.EMBEDDING))
-    assert embedding.model_flops == 0
+    layer = trace(recipe(model, 1, S, tensor_parallel_size, tensor_parallel_size > 1, choice, attention), Part.LAYER)
+    head = head_of(model, tensor_parallel_size)
     layers = PRESETS[model].num_layers
     return tuple(
         tensor_parallel_size * (layers * getattr(layer, kind) + getattr(head, kind))

@@ -5,6 +5,8 @@ s sequence, b micro-batch, h hidden, a heads, t tensor ranks; 16-bit activations
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from megalith.config.model import Attention
@@ -24,6 +26,7 @@ PERCENT_OF_TENSOR = {  # Figure 7, evaluated: sequence parallel, that with selec
 }
 
 
+@cache
 def kept(model: str, sequence_parallel: bool, choice: Recompute, attention: Attention = Attention.UNFUSED) -> int:
     return trace(recipe(model, MICRO_BATCH[model], S, T, sequence_parallel, choice, attention), Part.LAYER).kept_bytes
 
@@ -89,6 +92,7 @@ def test_a_layer_that_keeps_its_gathered_input_is_found() -> None:
         x, _, _, group, size, _ = inputs
         ctx.gathered = start_gather(x, group, size).result
 
+    kept.cache_clear()
     linear.column_linear.register_autograd(linear._column_backward, setup_context=keep_gathered)
     try:
         sbh, _ = sbh_and_as_h("gpt3-175b")
@@ -96,6 +100,7 @@ def test_a_layer_that_keeps_its_gathered_input_is_found() -> None:
             test_selective_recomputation_equation_6("gpt3-175b")
         assert kept("gpt3-175b", True, CORE_ATTN) == pytest.approx(34 * sbh / T + 2 * 2 * sbh, rel=0.01)
     finally:
+        kept.cache_clear()
         linear.column_linear.register_autograd(linear._column_backward, setup_context=linear._keep_column)
     test_selective_recomputation_equation_6("gpt3-175b")
 
