@@ -199,7 +199,8 @@ def norms_in_their_own_dtype(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
-                norm = nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon, dtype=child.weight.dtype)
+                width, eps = child.get_parameter("weight").shape[0], getattr(child, "variance_epsilon")  # noqa: B009
+                norm = nn.RMSNorm(width, eps=eps, dtype=torch.float64)
                 setattr(parent, name, norm)
 
 

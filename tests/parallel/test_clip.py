@@ -109,7 +109,7 @@ def refusals(case: Case) -> tuple[str, str]:
     mesh = mesh_of(recipe.layout, case.dp)
     assert mesh is not None
     plain = Decoder(recipe.model, recipe.attention)
-    plain.blocks[0].attention.register_parameter("sink", nn.Parameter(torch.zeros(12)))
+    plain.get_submodule("blocks.0.attention").register_parameter("sink", nn.Parameter(torch.zeros(12)))
     with pytest.raises(RuntimeError) as at_build:
         split_over_tensor_ranks(plain, mesh, case.sp)
     stray = nn.Parameter(torch.zeros(7))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,21 +146,21 @@ def contracts(sp: bool) -> None:
     place = (where.name, where.size, sp)
     x, w, v = whole((T, D), (E, D), (2 * E, D))
     dys = whole((2 * T if sp else T, E), (2 * T if sp else T, 2 * E))
-    checks = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
+    check = partial(torch.library.opcheck, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
     for inputs in ([x, w, v], [y.T.contiguous().T for y in (x, w, v)]):
-        torch.library.opcheck(column_linear, (inputs[0], inputs[1:], [], *place), **checks)
-        torch.library.opcheck(row_linear, (inputs[0], inputs[1], *place), **checks)
-        torch.library.opcheck(reduce_tokens, (inputs[0], *place), **checks)
-        torch.library.opcheck(gather_tokens, (inputs[0], *place[:2]), **checks)
+        check(column_linear, (inputs[0], inputs[1:], [], *place))
+        check(row_linear, (inputs[0], inputs[1], *place))
+        check(reduce_tokens, (inputs[0], *place))
+        check(gather_tokens, (inputs[0], *place[:2]))
         backward = torch.ops.megalith.column_linear_backward.default
         detached = [y.detach() for y in inputs]
         for these in (dys, [y.T.contiguous().T for y in dys]):
             dy = [y.detach() for y in these]
-            torch.library.opcheck(backward, (dy, detached[0], detached[1:], True, *place), **checks)
+            check(backward, (dy, detached[0], detached[1:], True, *place))
     (dy,) = whole((T // 2 if sp else T, E))
     backward = torch.ops.megalith.row_linear_backward.default
     for moved in (dy.detach(), dy.detach().T.contiguous().T):
-        torch.library.opcheck(backward, (moved, *(y.detach() for y in whole((T, D), (E, D))), *place), **checks)
+        check(backward, (moved, *(y.detach() for y in whole((T, D), (E, D))), *place))
 
 
 @pytest.mark.parametrize("sp", [False, True], ids=["tp", "tp+sp"])

@@ -85,7 +85,7 @@ def split_loss(vocab_size: int, level: float, sp: bool) -> Found:
 @pytest.mark.parametrize(("size", "vocab_size"), [(2, 101), (2, 1), (4, 101), (4, 5), (4, 8), (4, 3)])
 def test_loss_is_that_of_the_real_tokens(size: int, vocab_size: int, sp: bool, level: float, pool) -> None:
     x, weight, targets = inputs(vocab_size, level)
-    x.requires_grad_(), weight.requires_grad_()
+    x, weight = x.requires_grad_(), weight.requires_grad_()
     logits = x @ weight.T
     losses = F.cross_entropy(logits, targets, reduction="none")
     dx, dw = torch.autograd.grad((losses * torch.arange(1, T + 1)).sum(), (x, weight))
