@@ -39,6 +39,14 @@ class MicroBatch:
     index: int
     documents_BS: torch.Tensor | None = None
 
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Tokens, targets, loss mask and documents on `device`."""
+        tokens, targets, mask = (
+            x.to(device, non_blocking=True) for x in (self.tokens_BS, self.targets_BS, self.loss_mask_BS)
+        )
+        documents = self.documents_BS
+        return tokens, targets, mask, None if documents is None else documents.to(device, non_blocking=True)
+
 
 @dataclass(frozen=True)
 class _Step:

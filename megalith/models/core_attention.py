@@ -16,37 +16,44 @@ from megalith.models.dropout import Dropout
 from megalith.models.positions import alibi_slopes
 
 
-def attention_bias(seq_len: int, slopes: list[float], window: int, like: Tensor) -> Tensor:
-    """(N or 1, S, S) to add to the scores: -inf ahead of the query or `window` behind it, ALiBi's penalty elsewhere.
+def attention_bias(
+    seq_len: int, slopes: list[float], window: int, like: Tensor, documents_BS: Tensor | None = None
+) -> Tensor:
+    """(B or 1, N or 1, S, S) to add to the scores: -inf where the query does not look, ALiBi's penalty elsewhere.
 
-    `window` 0 is no window. Cheap enough to build inside each op, so that no layer keeps one.
+    It looks neither ahead nor `window` or more behind itself (0 is no window), nor into another of the documents, where
+    they are given. Cheap enough to build inside each op, so that no layer keeps one.
     """
     position = torch.arange(seq_len, device=like.device)
     distance = position[:, None] - position[None, :]
-    hidden = distance < 0
+    hidden = (distance < 0)[None, None]
     if window:
         hidden |= distance >= window
-    bias = torch.zeros(seq_len, seq_len, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)
+    if documents_BS is not None:
+        hidden = hidden | (documents_BS[:, None, :, None] != documents_BS[:, None, None, :])
+    bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)
     if not slopes:
-        return bias.unsqueeze(0)
+        return bias
     return bias - torch.tensor(slopes, dtype=like.dtype, device=like.device)[:, None, None] * distance.clamp_(min=0)
 
 
 @torch.library.custom_op("megalith::causal_softmax", mutates_args=())
-def causal_softmax(scores: Tensor, scale: float, slopes: list[float], window: int) -> Tensor:
+def causal_softmax(
+    scores: Tensor, scale: float, slopes: list[float], window: int, documents_BS: Tensor | None = None
+) -> Tensor:
     """forward `p = softmax(scale * scores + bias)` over the last dimension of (B, K, G, S, S); keeps p alone.
 
     No mask is kept: where p is 0 its gradient is 0. Softmax runs in fp32 whatever the dtype of the scores.
     """
     wide = torch.promote_types(scores.dtype, torch.float32)
-    bias = attention_bias(scores.shape[-1], slopes, window, torch.empty(0, dtype=wide, device=scores.device))
-    if slopes:
-        bias = bias.unflatten(0, scores.shape[1:3])
+    like = torch.empty(0, dtype=wide, device=scores.device)
+    bias = attention_bias(scores.shape[-1], slopes, window, like, documents_BS)
+    bias = bias.unflatten(1, scores.shape[1:3]) if slopes else bias.unsqueeze(2)
     return torch.softmax(torch.add(bias, scores, alpha=scale), -1).to(scores.dtype)
 
 
 @causal_softmax.register_fake
-def _(scores: Tensor, scale: float, slopes: list[float], window: int) -> Tensor:
+def _(scores: Tensor, scale: float, slopes: list[float], window: int, documents_BS: Tensor | None = None) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
@@ -57,7 +64,7 @@ def _keep_softmax(ctx, inputs, output) -> None:
 
 def _softmax_backward(ctx, dp: Tensor):
     (p,) = ctx.saved_tensors
-    return torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale), None, None, None
+    return torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale), None, None, None, None
 
 
 causal_softmax.register_autograd(_softmax_backward, setup_context=_keep_softmax)
@@ -74,11 +81,17 @@ def _token_major(x_BNSH: Tensor) -> Tensor:
     return x_BNSH.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window: int) -> tuple[Tensor, Tensor]:
+def _kernel_bias(q: Tensor, slopes: list[float], window: int, documents_BS: Tensor | None) -> Tensor | None:
+    """What the kernels have to be told beyond that attention is causal."""
+    if not slopes and not window and documents_BS is None:
+        return None
+    return attention_bias(q.shape[2], slopes, window, q, documents_BS)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     aten = torch.ops.aten
-    if q.is_cuda and not slopes and not window:
+    if q.is_cuda and bias is None:
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
-    bias = attention_bias(q.shape[2], slopes, window, q).unsqueeze(0) if slopes or window else None
     if q.is_cuda:
         full = bias.expand(q.shape[0], q.shape[1], -1, -1)
         return aten._scaled_dot_product_efficient_attention(q, k, v, full, True, 0.0, False, scale=scale)[:2]
@@ -86,19 +99,36 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], w
 
 
 @torch.library.custom_op("megalith::sdpa", mutates_args=())
-def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window: int) -> tuple[Tensor, Tensor]:
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    slopes: list[float],
+    window: int,
+    documents_BS: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """forward: fused causal attention of q (B, N, S, H) with k, v (B, K, S, H); returns (y, log-sum-exp of the rows).
 
     Keeps q, k, v, y and one fp32 number a row; k and v are repeated to N heads, and the bias is built, inside the op.
     y lies in memory as (B, S, N, H), so that the output projection's input is the same bytes.
     """
     group = q.shape[1] // k.shape[1]
-    y, lse = _flash(_for_kernel(q), _for_kernel(k, group), _for_kernel(v, group), scale, slopes, window)
+    bias = _kernel_bias(q, slopes, window, documents_BS)
+    y, lse = _flash(_for_kernel(q), _for_kernel(k, group), _for_kernel(v, group), scale, bias)
     return _token_major(y), lse.contiguous()
 
 
 @sdpa.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window: int) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    slopes: list[float],
+    window: int,
+    documents_BS: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(q.dtype, torch.float32)
     B, N, S, H = q.shape
     return q.new_empty(B, S, N, H).transpose(1, 2), q.new_empty((B, N, S), dtype=wide)
@@ -106,12 +136,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float], window
 
 @torch.library.custom_op("megalith::sdpa_backward", mutates_args=())
 def sdpa_backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float, slopes: list[float], window: int
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    documents_BS: Tensor | None,
+    scale: float,
+    slopes: list[float],
+    window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """backward of `sdpa`: gradients of q, k and v, those of a shared key/value head summed over its query heads."""
     aten, group = torch.ops.aten, q.shape[1] // k.shape[1]
     dy, q, k_N, v_N = _for_kernel(dy), _for_kernel(q), _for_kernel(k, group), _for_kernel(v, group)
-    bias = attention_bias(q.shape[2], slopes, window, q).unsqueeze(0) if slopes or window else None
+    bias = _kernel_bias(q, slopes, window, documents_BS)
     if not q.is_cuda:
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, q, k_N, v_N, y, lse, 0.0, bias is None, attn_mask=bias, scale=scale
@@ -134,18 +173,18 @@ def sdpa_backward(
 
 
 @sdpa_backward.register_fake
-def _(dy, q, k, v, y, lse, scale, slopes, window):
+def _(dy, q, k, v, y, lse, documents_BS, scale, slopes, window):
     return tuple(x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
 
 
 def _keep_sdpa(ctx, inputs, output) -> None:
-    q, k, v, *ctx.settings = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, *ctx.settings, documents_BS = inputs
+    ctx.save_for_backward(q, k, v, *output, documents_BS)
     ctx.mark_non_differentiable(output[1])
 
 
 def _sdpa_backward(ctx, dy: Tensor, _: Tensor | None):
-    return *sdpa_backward(dy, *ctx.saved_tensors, *ctx.settings), None, None, None
+    return *sdpa_backward(dy, *ctx.saved_tensors, *ctx.settings), None, None, None, None
 
 
 sdpa.register_autograd(_sdpa_backward, setup_context=_keep_sdpa)
@@ -171,21 +210,37 @@ class CoreAttention(nn.Module):
         self.slopes = list(alibi_slopes(config.num_attention_heads)) if config.position is Position.ALIBI else []
         self.dropout = Dropout(config.attention_dropout, site)
 
-    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, batch_size: int, seed: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        batch_size: int,
+        seed: Tensor | None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
         raise NotImplementedError
 
 
 class UnfusedAttention(CoreAttention):
     """Scores, softmax, dropout and their product with v as separate steps, as in arXiv:2205.05198."""
 
-    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, batch_size: int, seed: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        batch_size: int,
+        seed: Tensor | None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
         split, num_kv_heads = (batch_size, -1), k_TKH.shape[1]
         q = q_TNH.unflatten(0, split).unflatten(2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)  # B K G S H
         k = k_TKH.unflatten(0, split).permute(0, 2, 3, 1)  # B K H S
         v = v_TKH.unflatten(0, split).transpose(1, 2)  # B K S H
         group_seq = q.shape[2:4]
         scores = (q.flatten(2, 3) @ k).unflatten(2, group_seq)
-        p = self.dropout(causal_softmax(scores, self.scale, self.slopes, self.window), seed)
+        p = self.dropout(causal_softmax(scores, self.scale, self.slopes, self.window, documents_BS), seed)
         y = (p.flatten(2, 3) @ v).unflatten(2, group_seq)
         return y.permute(0, 3, 1, 2, 4).reshape(q_TNH.shape[0], -1)
 
@@ -193,9 +248,17 @@ class UnfusedAttention(CoreAttention):
 class SdpaAttention(CoreAttention):
     """One fused kernel; it has no dropout, which the validator refuses beforehand."""
 
-    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, batch_size: int, seed: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        batch_size: int,
+        seed: Tensor | None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
         q, k, v = (x.unflatten(0, (batch_size, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
-        y, _ = sdpa(q, k, v, self.scale, self.slopes, self.window)
+        y, _ = sdpa(q, k, v, self.scale, self.slopes, self.window, documents_BS)
         return y.transpose(1, 2).reshape(q_TNH.shape[0], -1)
 
 

@@ -15,7 +15,7 @@ from megalith.models.dropout import Dropout
 from megalith.models.loss import CrossEntropy
 from megalith.models.mlp import make_mlp
 from megalith.models.norm import make_norm
-from megalith.models.positions import rope_table
+from megalith.models.positions import RopeTable, positions_in_documents, rope_table
 
 SITES_PER_BLOCK = 3  # core attention, after attention, after the MLP; site 0 is the embedding's
 
@@ -31,10 +31,11 @@ class Embedding(nn.Module):
         self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout, site=0)
 
-    def forward(self, tokens_BS: Tensor, seed: Tensor | None) -> Tensor:
+    def forward(self, tokens_BS: Tensor, seed: Tensor | None, positions_BS: Tensor | None = None) -> Tensor:
         x_TD = self.token(tokens_BS.flatten())
         if self.position is not None:
-            positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
+            if positions_BS is None:
+                positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
             x_TD = x_TD + self.position(positions_BS.flatten())
         return self.dropout(self.norm(x_TD), seed)
 
@@ -83,14 +84,20 @@ class Decoder(nn.Module):
         targets_BS: Tensor | None = None,
         loss_mask_BS: Tensor | None = None,
         seed: Tensor | None = None,
+        documents_BS: Tensor | None = None,
     ) -> Tensor:
         """Logits (T, V) without targets; else the sum of the losses where the mask is True, 0-d, fp32 at least.
 
-        `seed` (0-d int64, CPU) draws this micro-batch's dropout masks; None is no dropout.
+        `seed` (0-d int64, CPU) draws this micro-batch's dropout masks; None is no dropout. `documents_BS` (int64): the
+        number of each token's document; positions begin anew in each, and none sees another. None is one a row.
         """
         seq_len = tokens_BS.shape[1]
         rope = rope_table(self.config, seq_len, tokens_BS.device) if self.config.position is Position.ROPE else None
-        x_TD = self.run_blocks(self.embedding(tokens_BS, seed), Context(tokens_BS.shape[0], rope, seed))
+        positions_BS = None if documents_BS is None else positions_in_documents(documents_BS)
+        if rope is not None and positions_BS is not None:
+            rope = RopeTable(*(table_SR[positions_BS.flatten()] for table_SR in rope))
+        context = Context(tokens_BS.shape[0], rope, seed, documents_BS)
+        x_TD = self.run_blocks(self.embedding(tokens_BS, seed, positions_BS), context)
         return self.score(x_TD, targets_BS, loss_mask_BS)
 
     def score(self, x_TD: Tensor, targets_BS: Tensor | None = None, loss_mask_BS: Tensor | None = None) -> Tensor:

@@ -38,6 +38,14 @@ def _stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     return frequency * (share + (1 - share) / scaling.factor)
 
 
+def positions_in_documents(documents_BS: Tensor) -> Tensor:
+    """Positions that start again at 0 where the number of the document changes along a row, int64 (B, S)."""
+    place_S = torch.arange(documents_BS.shape[1], device=documents_BS.device)
+    begins_BS = torch.zeros_like(documents_BS, dtype=torch.bool)
+    begins_BS[:, 1:] = documents_BS.diff() != 0
+    return place_S - torch.where(begins_BS, place_S, 0).cummax(1).values
+
+
 @torch.library.custom_op("megalith::rotate", mutates_args=())
 def rotate(x_TNH: Tensor, cos_SR: Tensor, sin_SR: Tensor, back: bool = False) -> Tensor:
     """forward: turn the pairs (i, i + R/2) of each head's first R elements by the angle of its position.

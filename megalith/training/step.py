@@ -67,8 +67,8 @@ class TrainStep:
     def forward_backward(self, step: int, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
         """This micro-batch's share of the step's mean loss, its gradients added to the parameters'."""
         seed = torch.tensor(mix(self.recipe.seed, step, micro_batch.index))
-        inputs = (micro_batch.tokens_BS, micro_batch.targets_BS, micro_batch.loss_mask_BS)
-        loss = self.model(*(x.to(self.device, non_blocking=True) for x in inputs), seed=seed) / divisor
+        tokens_BS, targets_BS, mask_BS, documents_BS = micro_batch.on(self.device)
+        loss = self.model(tokens_BS, targets_BS, mask_BS, seed, documents_BS) / divisor
         loss.backward()
         return loss.detach()
 

@@ -26,8 +26,8 @@ def validation_loss(
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for micro_batch in micro_batches:
-        mask_BS = micro_batch.loss_mask_BS.to(device)
-        loss = model(micro_batch.tokens_BS.to(device), micro_batch.targets_BS.to(device), mask_BS)
+        tokens_BS, targets_BS, mask_BS, documents_BS = micro_batch.on(device)
+        loss = model(tokens_BS, targets_BS, mask_BS, documents_BS=documents_BS)
         sums += torch.stack([loss.double(), mask_BS.sum().double()])
     for group in data_parallel_groups(mesh):
         dist.all_reduce(sums, group=group)

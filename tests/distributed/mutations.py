@@ -5,6 +5,7 @@ Each takes a built model and its step and breaks them in place.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MethodType
 
 import torch
@@ -92,3 +93,19 @@ def maximum_for_minimum(model: Decoder, step: TrainStep) -> None:
                 parameter.grad.mul_(3.0)
 
     step.optimizer.register_step_pre_hook(scale)
+
+
+def attention_across_documents(model: Decoder, step: TrainStep) -> None:
+    """Boundaries of documents reach the positions and not the attention (torchtitan #2849, in part)."""
+    run = model.run_blocks
+
+    def without(x_TD: Tensor, context: Context) -> Tensor:
+        return run(x_TD, replace(context, documents_BS=None))
+
+    model.run_blocks = without
+
+
+def positions_that_go_on(model: Decoder, step: TrainStep) -> None:
+    """Positions count through the row as if it were one document (torchtitan #2849)."""
+    embed = model.embedding.forward
+    model.embedding.forward = lambda tokens_BS, seed, positions_BS=None: embed(tokens_BS, seed)

@@ -97,10 +97,12 @@ class Case:
     optimizer: str = "adamw"
     precision: str = "fp32"
     dropout: float = 0.0
+    documents: bool = False
 
     def __str__(self) -> str:
         sp = "+sp" if self.sp else ""
         words = (self.family, f"kv{self.kv_heads}", self.recompute, self.attention, self.sharding, self.optimizer)
+        words += ("documents",) if self.documents else ()
         return f"dp{self.dp} tp{self.tp}{sp} " + " ".join(words).replace(" ", "-")
 
     def recipe(self, **model_changes) -> Recipe:
@@ -111,7 +113,7 @@ class Case:
         adamw = Optimizer(lr=0.01, clip_grad_norm=1.0)
         return Recipe(
             model=ModelConfig(**(shape | model_changes)),
-            data=Data(prefix="unused"),
+            data=Data(prefix="unused", document_boundaries=self.documents),
             batch=Batch(SEQ_LEN, MICRO_BATCH, MICRO_BATCH * ACCUMULATION * self.dp),
             train_steps=10,
             output="unused",
@@ -148,14 +150,15 @@ def fill(model: Decoder) -> None:
             tensor.copy_(full[tuple(slice(r.start, r.stop) for r in ranges)])
 
 
-def micro_batches(step: int, count: int) -> list[MicroBatch]:
-    """All micro-batches of a step; the later ones score fewer tokens."""
+def micro_batches(step: int, count: int, documents: bool = False) -> list[MicroBatch]:
+    """All micro-batches of a step; the later ones score fewer tokens, and hold longer documents."""
     generator = torch.Generator().manual_seed(step)
     made = []
     for index in range(count):
         tokens = torch.randint(0, VOCAB, (MICRO_BATCH, SEQ_LEN + 1), generator=generator)
         mask = torch.rand((MICRO_BATCH, SEQ_LEN), generator=generator) < 1 / (1 + index)
-        made.append(MicroBatch(tokens[:, :-1], tokens[:, 1:], mask, index))
+        begins = torch.rand((MICRO_BATCH, SEQ_LEN), generator=generator) < 0.5 / (1 + index)
+        made.append(MicroBatch(tokens[:, :-1], tokens[:, 1:], mask, index, begins.cumsum(1) if documents else None))
     return made
 
 
@@ -180,7 +183,8 @@ def run_steps(recipe: Recipe, dp: int, mesh, dtype: torch.dtype, change: Change 
     optimizer.register_step_pre_hook(before_update)
     rank, size = data_parallel(mesh)
     for number in range(1, STEPS + 1):
-        mine = [m for m in micro_batches(number, ACCUMULATION * dp) if m.index % size == rank]
+        everyones = micro_batches(number, ACCUMULATION * dp, recipe.data.document_boundaries)
+        mine = [m for m in everyones if m.index % size == rank]
         report = step(number, mine)
         trace.losses.append(report.loss)
         trace.norms.append(report.grad_norm)

@@ -23,6 +23,7 @@ FACTORS = {
     "attention": ["unfused", "sdpa"],
     "sharding": ["none", "optimizer", "full"],
     "optimizer": ["sgd", "adamw"],
+    "documents": [False, True],
 }
 
 
@@ -136,6 +137,8 @@ MUTATIONS = [
     (mutations.own_gradient_of_shared_heads, Case(tp=2, kv_heads=1, optimizer="sgd")),
     (mutations.chunk_input_for_every_layer, Case(tp=2, sp=True)),
     (mutations.maximum_for_minimum, Case(tp=2, optimizer="sgd")),
+    (mutations.attention_across_documents, Case(tp=2, sp=True, family="llama", documents=True)),
+    (mutations.positions_that_go_on, Case(tp=2, sp=True, documents=True)),
 ]
 
 
