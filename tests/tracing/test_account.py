@@ -28,10 +28,12 @@ from megalith.config.recipe import (
     Sharding,
 )
 from megalith.data.loader import MicroBatch
+from megalith.models.decoder import Decoder
 from megalith.parallel.mesh import data_parallel, make_mesh
 from megalith.parallelize.apply import build_model
 from megalith.tracing.account import MemoryAccount, account
 from megalith.tracing.meter import Meter
+from megalith.tracing.trace import Part, trace
 from megalith.training.optimizer import build_optimizer
 from megalith.training.step import TrainStep
 from tests.distributed.pool import WorkerPool
@@ -157,3 +159,18 @@ def test_table_and_json_hold_every_row() -> None:
     told = account(case_of(Layout(), 1, 1, precision=Precision.FP32), 1)
     assert "optimizer" in str(told) and "MiB" in str(told)
     assert told.as_tree()["peak_bytes"] == told.peak_bytes
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_embeddings": False}, {"vocab_size": 255}, {"vocab_size": 257}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_parameters_are_those_of_the_model(changes: dict, world_size: int) -> None:
+    """Tied weights count once, and no padding of the vocabulary counts, whatever the layout."""
+    config = replace(MODEL, **changes)
+    with torch.device("meta"):
+        model = Decoder(config)
+    case = case_of(Layout(world_size), world_size, 1, config, precision=Precision.FP32)
+    assert account(case, world_size).num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    if world_size == 1:
+        parts = {part: trace(case, part).num_parameters for part in Part}
+        whole = parts[Part.EMBEDDING] + config.num_layers * parts[Part.LAYER] + parts[Part.HEAD]
+        assert whole == account(case, 1).num_parameters

@@ -119,3 +119,13 @@ def test_llama_layer_by_hand() -> None:
     elements = 4 * h + (2 * h + 2 * kv) + 3 * f
     case = recipe("llama-3.1-8b", 1, 4096, T, True, attention=Attention.SDPA, dropout=0.0)
     assert trace(case, Part.LAYER).kept_bytes == pytest.approx(4096 / T * elements * 2, rel=0.01)
+
+
+def test_ends_of_the_model() -> None:
+    """Section 4.3: a mask in the embedding, inputs of final norm and head, logits (theirs in fp32, ours in bf16)."""
+    sbh, _ = sbh_and_as_h("gpt3-22b")
+    case = recipe("gpt3-22b", MICRO_BATCH["gpt3-22b"], S, T, True)
+    logits = S * MICRO_BATCH["gpt3-22b"] * PRESETS["gpt3-22b"].vocab_size
+    assert trace(case, Part.HEAD).kept_bytes == pytest.approx((4 * sbh + 2 * logits) / T, rel=0.01)
+    lookup = S * MICRO_BATCH["gpt3-22b"] * (8 + 8 + 1)  # tokens, positions, and which tokens another rank has
+    assert trace(case, Part.EMBEDDING).kept_bytes == pytest.approx(sbh / T + lookup, rel=0.01)
