@@ -12,8 +12,9 @@ setup: $(VENV)/.stamp
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "megalith needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -e '.[plot,dev]'
+	@echo "Installing Megalith and the versions of constraints.txt into $(VENV) (about a minute, 1.5 GB) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -e '.[plot,dev]'
 	@touch $@
 
 demo: setup
@@ -22,7 +23,7 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test: lint
 	$(BIN)/python -m pytest
