@@ -48,21 +48,24 @@ def rope(seq_len: int, half: int) -> RopeTable:
     return RopeTable(angle_SR.cos(), angle_SR.sin())
 
 
-B, N, K, S, H = 2, 4, 2, 3, 4
+B, N, K, S, H = 2, 4, 2, 3, 2
 SCORES, QUERY, KEY = (B, K, N // K, S, S), (B, N, S, H), (B, K, S, H)
 SLOPES = list(alibi_slopes(N))
 BIASES = {"plain": ([], 0), "alibi": (SLOPES, 0), "window": ([], 2), "alibi and window": (SLOPES, 2)}
+DOCUMENTS = torch.tensor([[0, 1, 1], [0, 0, 1]])
 
 OPS = (
     Op("dropout", dropout, ((6, 5),), (0.3, torch.tensor(7), torch.tensor(2), 1), first),
     Op("rms_norm", rms_norm, ((6, 5), (5,)), (1e-3,), first),
     Op("rms_norm by head", rms_norm, ((3, 2, 4), (4,)), (1e-3,), first),
-    Op("rotate", rotate, ((B * S, N, H),), tuple(rope(S, H // 2))),
-    Op("rotate half of each head", rotate, ((B * S, N, H),), tuple(rope(S, H // 4))),
+    Op("rotate", rotate, ((B * S, N, 4),), tuple(rope(S, 2))),
+    Op("rotate half of each head", rotate, ((B * S, N, 4),), tuple(rope(S, 1))),
     Op("swiglu in one block", swiglu, ((3, 12),), (6,)),
     Op("swiglu in blocks", swiglu, ((3, 12),), (2,)),
     Op("cross_entropy", cross_entropy, ((5, 7),), (torch.tensor([0, 6, 3, 3, 1]),), first),
     *(Op(f"causal_softmax, {name}", causal_softmax, (SCORES,), (0.5, *bias)) for name, bias in BIASES.items()),
+    Op("causal_softmax, documents", causal_softmax, (SCORES,), (0.5, SLOPES, 2, DOCUMENTS)),
+    Op("sdpa, documents", sdpa, (QUERY, KEY, KEY), (0.5, SLOPES, 2, DOCUMENTS), first),
     *(Op(f"sdpa, {name}", sdpa, (QUERY, KEY, KEY), (0.5, *bias), first) for name, bias in BIASES.items()),
     Op("sdpa, heads of their own", sdpa, (QUERY, QUERY, QUERY), (0.5, [], 0), first),
     Op("sdpa, one head for all", sdpa, (QUERY, (B, 1, S, H), (B, 1, S, H)), (0.5, [], 0), first),
