@@ -40,23 +40,27 @@ def faults(package: Path) -> list[str]:
     """Every breach of the floors in the package at `package`, as `module: what is wrong`."""
     found = []
     for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package).with_suffix("").parts
+        parts: tuple[str, ...] = path.relative_to(package).with_suffix("").parts
         name = ".".join(parts)
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        if parts[0] not in FLOORS:
-            found.append(f"{name}: room {parts[0]} is on no floor; give it one in tests/test_architecture.py")
+        room = parts[0]
+        if room not in FLOORS:
+            found.append(f"{name}: room {room} is on no floor; give it one in tests/test_architecture.py")
             continue
         if len(parts) > 1 and not (path.parent / "__init__.py").exists():
             found.append(f"{name}: its folder has no __init__.py, so it would not be installed")
         for target in imports(tree, parts):
-            found += [f"{name}: {fault}" for fault in import_faults(parts[0], target)]
+            found += [f"{name}: {fault}" for fault in import_faults(room, target)]
         found += [f"{name}: {fault}" for fault in state_faults(tree)]
     return found
 
 
 def imports(tree: ast.Module, parts: tuple[str, ...]) -> Iterator[str]:
     """Dotted names that a module imports, also inside functions and by import_module("..."); relative ones resolved."""
-    here = ("megalith", *parts[:-1])  # the folder of a module, and of an __init__ the folder that it is
+    here: tuple[str, ...] = (
+        "megalith",
+        *parts[:-1],
+    )  # the folder of a module, and of an __init__ the folder that it is
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,8 @@ from megalith.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from megalith.tokens.indexed import IndexedTokens
 
 HELP = (
     "Train a tokenizer and a small GPT on Shakespeare with two processes that share every layer, compare it with a "
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     heading(5, "Loss curve")
     draw(recipe, scores)
     heading(6, "Generation")
-    code = megalith("generate", str(output), "--prompt", PROMPT, "--max-new-tokens", "80", "--seed", "1")
+    code = megalith("generate", str(output), "--prompt", PROMPT, "--max-new-tokens", "100", "--seed", "1")
     with atomic_writer(output / "scores.json") as file:
         file.write(json.dumps({**asdict(scores), "below": scores.below}, indent=2).encode() + b"\n")
     print(f"\nDone in {format_duration(perf_counter() - started)}. All of it is in {output}/")
@@ -128,7 +130,7 @@ def make_tokens(recipe: Recipe, folder: Path) -> int:
     )  # fmt: skip
     texts = [str(folder / f"{part}.jsonl") for part in ("train", "validation", "held_out")]
     return code or megalith(
-        "data", "tokenize", *texts, "--tokenizer", tokenizer, "--output-prefix", recipe.data.prefix
+        "data", "tokenize", *texts, "--tokenizer", tokenizer, "--output-prefix", str(folder / "text")
     )  # fmt: skip
 
 
@@ -140,7 +142,7 @@ def score(recipe: Recipe) -> Scores:
     from megalith.scoring.held_out import bits_per_byte, nats
     from megalith.tokens.indexed import IndexedTokens
 
-    opened, tokens = open_model(recipe.output), IndexedTokens(recipe.data.prefix)
+    opened, tokens = open_model(recipe.output), IndexedTokens(Path(recipe.output) / "data" / "text")
     train, validation, held_out = (
         stream(tokens, sequences, opened.tokenizer.end_of_document)
         for sequences in split_ranges(recipe.data.split, len(tokens))
@@ -156,12 +158,11 @@ def score(recipe: Recipe) -> Scores:
     )
 
 
-def stream(tokens: Iterable[np.ndarray], sequences: range, end_of_document: int) -> np.ndarray:
+def stream(tokens: IndexedTokens, sequences: range, end_of_document: int) -> np.ndarray:
     """Documents end to end, int64, after one end of a document, so that the first token too follows something."""
     import numpy as np
 
-    documents = list(tokens)[sequences.start : sequences.stop]
-    return np.concatenate([[end_of_document], *documents]).astype(np.int64)
+    return np.concatenate([[end_of_document], *(tokens[i] for i in sequences)]).astype(np.int64)
 
 
 def show(scores: Scores) -> None:
