@@ -22,6 +22,7 @@ from megalith.tokens.tokenizer import Tokenizer
 
 _BATCH_PIECES = 1024
 _BATCH_CHARACTERS = 1 << 16
+_LIBRARY_THREADS = "TOKENIZERS_PARALLELISM"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -51,7 +52,7 @@ def tokenize_files(
         return [np.array(ids, dtype) for ids in tokenizer.encode_batch([piece.text for piece in batch])]
 
     text_bytes = 0
-    with _pool(threads + 1) as pool, IndexedWriter(prefix, dtype) as writer:
+    with _pool(threads + 1) as pool, one_thread_each(), IndexedWriter(prefix, dtype) as writer:
         described = [pool.submit(Source.of, path) for path in sources]
         batches = batched_by_size(pieces(reader.read_parts(sources, on_bytes), tokenizer))
         for batch, ids in map_ahead(pool, encode, batches, 2 * threads):
@@ -114,6 +115,24 @@ def map_ahead(
             yield first, result.result()
     for item, result in under_way:
         yield item, result.result()
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """The tokenizers library encodes in the thread that asks, and not in a pool of its own.
+
+    Its pool makes all threads wait for the slowest of each batch; threads of ours that take batches in turn do not. The
+    library knows no other switch than this variable of the environment, which it reads at each call.
+    """
+    before = os.environ.get(_LIBRARY_THREADS)
+    os.environ[_LIBRARY_THREADS] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LIBRARY_THREADS]
+        else:
+            os.environ[_LIBRARY_THREADS] = before
 
 
 @contextmanager

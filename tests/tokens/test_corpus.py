@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 
 from megalith.errors import UserError
 from megalith.tokens.bpe import train_bpe
-from megalith.tokens.corpus import batched_by_size, map_ahead, tokenize_files
+from megalith.tokens.corpus import batched_by_size, map_ahead, one_thread_each, tokenize_files
 from megalith.tokens.documents import DocumentReader
 from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.manifest import Source, check_manifest, read_manifest
@@ -175,3 +176,14 @@ def test_an_interrupted_run_leaves_nothing_and_ends_at_once(tokenizer: Tokenizer
     with pytest.raises(KeyboardInterrupt):
         tokenize_files([tmp_path / "a.txt"], tokenizer, tmp_path / "out", DocumentReader(), on_bytes=interrupt)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("before", [None, "true"])
+def test_the_librarys_own_threads_are_off_meanwhile(monkeypatch, before: str | None) -> None:
+    name = "TOKENIZERS_PARALLELISM"
+    monkeypatch.delenv(name, raising=False)
+    if before:
+        monkeypatch.setenv(name, before)
+    with one_thread_each():
+        assert os.environ[name] == "false"
+    assert os.environ.get(name) == before
