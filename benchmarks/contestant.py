@@ -1,7 +1,7 @@
 """One process that trains the benchmark's model, a step each time it is told to; `train_vs_peers.py` starts it.
 
 It reads a contestant as JSON on its command line, then orders from stdin, one a line, and answers each with one line of
-JSON: `step` trains on the next batch, `finish` reports memory. Between orders it sleeps in a read.
+JSON: `step` trains on the next batch, `finish` reports memory and ends. Between orders it sleeps in a read.
 
 # B sequences  S positions
 """
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def copy_first_weights(peer: nn.Module) -> None:
 
 
 def kept_bytes(trainer: Trainer) -> int:
-    """Bytes of storage that one forward keeps for backward, without the main weights but with bf16 copies of them."""
+    """Bytes of storage that one forward keeps for its backward; main weights left out (copies of them count)."""
     weights = {address(p.to_local() if isinstance(p, DTensor) else p) for p in trainer.model.parameters()}
     kept: dict[int, int] = {}
 
@@ -199,6 +200,19 @@ def kept_bytes(trainer: Trainer) -> int:
         loss = trainer.forward()
     del loss  # lived so long that no storage was given out twice
     return sum(kept.values())
+
+
+def allocated_bytes(trainer: Trainer, step: int) -> int:
+    """The most that one step holds at a time beside weights and optimizer state, as torch's allocator counts it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        trainer.train_step(step)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(trace)
+        with open(trace) as file:
+            events = [event for event in json.load(file)["traceEvents"] if event.get("name") == "[memory]"]
+    totals = [event["args"]["Total Allocated"] for event in sorted(events, key=lambda event: event["ts"])]
+    return max(totals) - totals[0]
 
 
 def address(x: Tensor) -> int:
@@ -229,7 +243,8 @@ def main() -> None:
         for step, order in enumerate(sys.stdin, start=1):
             if order.strip() == "finish":
                 peak = resident_bytes("VmHWM") - before
-                answer(peak_bytes=peak, kept_bytes=kept_bytes(trainer))
+                allocated = allocated_bytes(trainer, step)
+                answer(peak_bytes=peak, allocated_bytes=allocated, kept_bytes=kept_bytes(trainer))
                 break
             wall, cpu = time.perf_counter(), time.process_time()
             loss = trainer.train_step(step)

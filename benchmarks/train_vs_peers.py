@@ -32,9 +32,12 @@ COLOURS = {OURS: "#2a6f97", THEIRS: "#d1495b", OURS_SPLIT: "#8ab6d1"}
 PANELS = {
     "tokens_per_second": "tokens/s, median (line: min-max)",
     "speed_ratio": "speed beside transformers in the same round, median (line: min-max)",
-    "peak_mib": "most memory of a process above its imports (MiB)",
+    "cpu_ratio": "CPU seconds of transformers / its own, same round, median (line: min-max)",
+    "peak_mib": "most resident memory of a process above its imports (MiB)",
+    "allocated_mib": "most that a step allocates beside weights and optimizer, a process (MiB)",
     "kept_mib": "kept from forward for backward, a process (MiB)",
 }
+MEMORY = ("peak", "allocated", "kept")
 
 
 @dataclass
@@ -140,13 +143,12 @@ def summary(runners: list[Runner], tokens: int) -> list[dict[str, Any]]:
             pairs = list(zip(timed, peer.steps[WARM_UP_ROUNDS:], strict=True))
             figures["speed_ratio"] = [theirs["seconds"] / ours["seconds"] for ours, theirs in pairs]
             figures["cpu_ratio"] = [theirs["cpu_seconds"] / ours["cpu_seconds"] for ours, theirs in pairs]
-            row["peak_ratio"] = runner.memory["peak_bytes"] / peer.memory["peak_bytes"]
-            row["kept_ratio"] = runner.memory["kept_bytes"] / peer.memory["kept_bytes"]
+            row |= {f"{key}_ratio": runner.memory[f"{key}_bytes"] / peer.memory[f"{key}_bytes"] for key in MEMORY}
             both = zip(runner.steps[:3], peer.steps[:3], strict=True)
             row["loss_difference"] = max(abs(a["loss"] / b["loss"] - 1) for a, b in both)
         for key, values in figures.items():
             row[key], row[f"{key}_min"], row[f"{key}_max"] = spread(values)
-        row["peak_mib"], row["kept_mib"] = (runner.memory[f"{k}_bytes"] / 2**20 for k in ("peak", "kept"))
+        row |= {f"{key}_mib": runner.memory[f"{key}_bytes"] / 2**20 for key in MEMORY}
         rows.append(row)
     return rows
 
@@ -155,12 +157,11 @@ def report(rows: list[dict[str, Any]]) -> bool:
     """Print the table; False where two contestants did not train the same model."""
     same = True
     head = f"{'':38}{'tokens/s (min-max)':>22}{'x transformers (min-max)':>27}"
-    print(f"\n{head}{'peak MiB':>10}{'x':>6}{'kept MiB':>10}{'x':>6}{'CPU s x':>9}")
+    print(f"\n{head}" + "".join(f"{key + ' MiB':>14}{'x':>6}" for key in MEMORY) + f"{'CPU s x':>9}")
     for row in rows:
         speed, ratio = f"{ranged(row, 'tokens_per_second', 0):>22}", f"{ranged(row, 'speed_ratio', 2):>27}"
         line = f"{row['who'] + ' ' + row['precision'] + ' ' + row['attention']:38}{speed}{ratio}"
-        line += f"{row['peak_mib']:10.0f}{row.get('peak_ratio', 1):6.2f}"
-        line += f"{row['kept_mib']:10.0f}{row.get('kept_ratio', 1):6.2f}"
+        line += "".join(f"{row[f'{key}_mib']:14.0f}{row.get(f'{key}_ratio', 1):6.2f}" for key in MEMORY)
         if "loss_difference" in row:
             fair = row["loss_difference"] <= LOSS_TOLERANCE[row["precision"]]
             same &= fair
@@ -199,22 +200,24 @@ def main() -> int:
         Runner(library, precision, attention, processes)
         for precision, attention in PAIRS
         for library, processes in (("megalith", 1), ("transformers", 1), ("megalith", 2))
-        if arguments.only in f"{precision} {attention}" and (processes == 1 or attention == "sdpa")
+        if arguments.only in f"{precision} {attention}"
+        and (processes == 1 or (attention == "sdpa" and arguments.threads > 1))
     ]
     compete(runners, arguments.rounds, arguments.micro_batch_size, arguments.threads)
     rows = summary(runners, arguments.micro_batch_size * SEQ_LEN)
     same = report(rows)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    write_csv(arguments.output / "train_vs_peers.csv", rows)
+    name = arguments.output / f"train_vs_peers_{arguments.threads}_threads"
+    write_csv(name.with_suffix(".csv"), rows)
     turns = [
         {"who": r.label, "precision": r.precision, "attention": r.attention, "round": number, **step}
         for r in runners
         for number, step in enumerate(r.steps)
     ]
-    write_csv(arguments.output / "train_vs_peers_turns.csv", turns)
+    write_csv(name.with_name(f"{name.name}_turns.csv"), turns)
     shape = f"{arguments.micro_batch_size} x {SEQ_LEN} tokens a step, {arguments.threads} CPU threads"
     title = f"Training a GPT of 30M parameters, {shape}"
-    draw_bars(arguments.output / "train_vs_peers.png", rows, PANELS, COLOURS, title)
+    draw_bars(name.with_suffix(".png"), rows, PANELS, COLOURS, title)
     return 0 if same else 1
 
 

@@ -64,7 +64,7 @@ def _keep_softmax(ctx, inputs, output) -> None:
 
 def _softmax_backward(ctx, dp: Tensor):
     (p,) = ctx.saved_tensors
-    return torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale), None, None, None, None
+    return torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale), None, None, None, None
 
 
 causal_softmax.register_autograd(_softmax_backward, setup_context=_keep_softmax)
@@ -90,12 +90,12 @@ def _kernel_bias(q: Tensor, slopes: list[float], window: int, documents_BS: Tens
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     aten = torch.ops.aten
-    if q.is_cuda and bias is None:
+    if not q.is_cuda:
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, bias is None, attn_mask=bias, scale=scale)
+    if bias is None:
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
-    if q.is_cuda:
-        full = bias.expand(q.shape[0], q.shape[1], -1, -1)
-        return aten._scaled_dot_product_efficient_attention(q, k, v, full, True, 0.0, False, scale=scale)[:2]
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, bias is None, attn_mask=bias, scale=scale)
+    full = bias.expand(q.shape[0], q.shape[1], -1, -1)
+    return aten._scaled_dot_product_efficient_attention(q, k, v, full, True, 0.0, False, scale=scale)[:2]
 
 
 @torch.library.custom_op("megalith::sdpa", mutates_args=())

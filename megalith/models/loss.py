@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 1 << 22
-CPU_CHUNK_ELEMENTS = 1 << 19  # a chunk in fp32 stays in a core's cache from one pass to the next
+CPU_CHUNK_ELEMENTS = 1 << 20  # a chunk in fp32 stays in the cache from one pass to the next
 
 
 def row_chunks(logits_TV: Tensor) -> Iterator[slice]:

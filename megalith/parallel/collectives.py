@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 # torch 2.13 renames the *_tensor collectives; 2.11 has only the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -21,7 +21,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """The tensor ranks around this process. `tokens_sharded` is sequence parallelism: the residual stream holds T/t rows."""
+    """The tensor ranks around this process; `tokens_sharded`: the residual stream holds T/t rows (SP)."""
 
     name: str
     size: int
@@ -34,6 +34,10 @@ class TensorGroup:
         """The tensor group of a mesh with an axis "tp"."""
         tp = mesh["tp"]
         return cls(tp.get_group().group_name, tp.size(), tp.get_local_rank(), tokens_sharded, tp)
+
+
+def _resolve(group: str) -> dist.ProcessGroup:
+    return distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
 
 
 class Pending:
@@ -51,7 +55,7 @@ class Pending:
 def start_gather(x: Tensor, group: str, size: int) -> Pending:
     """(t * rows, ...) of all ranks' x, in rank order."""
     out = x.new_empty((x.shape[0] * size, *x.shape[1:]))
-    return Pending(out, _all_gather(out, x.contiguous(), group=_resolve_process_group(group), async_op=True))
+    return Pending(out, _all_gather(out, x.contiguous(), group=_resolve(group), async_op=True))
 
 
 def start_reduce_scatter(x: Tensor, group: str, size: int) -> Pending:
@@ -59,13 +63,13 @@ def start_reduce_scatter(x: Tensor, group: str, size: int) -> Pending:
     if x.shape[0] % size:
         raise ValueError(f"{x.shape[0]} rows cannot be scattered over {size} ranks; choose a multiple of {size}")
     out = x.new_empty((x.shape[0] // size, *x.shape[1:]))
-    return Pending(out, _reduce_scatter(out, x.contiguous(), group=_resolve_process_group(group), async_op=True))
+    return Pending(out, _reduce_scatter(out, x.contiguous(), group=_resolve(group), async_op=True))
 
 
 def start_all_reduce(x: Tensor, group: str, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """The sum (or other op) over ranks. x is given away: where it is contiguous the result takes its place."""
     out = x.contiguous()
-    return Pending(out, dist.all_reduce(out, op=op, group=_resolve_process_group(group), async_op=True))
+    return Pending(out, dist.all_reduce(out, op=op, group=_resolve(group), async_op=True))
 
 
 @torch.library.custom_op("megalith::reduce_tokens", mutates_args=())

@@ -114,7 +114,7 @@ row_linear.register_autograd(_row_backward, setup_context=_keep_row)
 
 
 @register_flop_formula(torch.ops.megalith.column_linear)
-def _(x_shape, weight_shapes, *args, out_shape=None, **kwargs) -> int:
+def _(x_shape, weight_shapes, *args, out_shape, **kwargs) -> int:
     return sum(2 * out[0] * w[0] * w[1] for out, w in zip(out_shape, weight_shapes, strict=True))
 
 

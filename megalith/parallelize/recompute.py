@@ -1,8 +1,8 @@
 """Activation recomputation: which forward work runs again in backward instead of being kept.
 
-`core_attn` and whole layers go through torch's non-reentrant checkpoint. `norm` and `mlp_act` are single cheap ops whose
-*output* is what costs (the next linear layer keeps it as its input), so it is that kept tensor which is dropped and made
-again. No RNG state is saved anywhere: dropout draws its masks from seeds.
+`core_attn` and whole layers go through torch's non-reentrant checkpoint. `norm` and `mlp_act` are single cheap ops
+whose *output* is what costs (the next linear layer keeps it as its input), so it is that kept tensor which is dropped
+and made again. No RNG state is saved anywhere: dropout draws its masks from seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megalith.config.recipe import Granularity, Recompute, RecomputeMethod, RecomputeModule
 from megalith.models.context import Context
-from megalith.models.decoder import Block, Decoder
+from megalith.models.decoder import Decoder
 
 _again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -53,8 +53,8 @@ def _run(blocks: list[nn.Module], x_TD: Tensor, context: Context) -> Tensor:
     return x_TD
 
 
-def recompute_modules(block: Block, modules: tuple[RecomputeModule, ...]) -> None:
-    """Recompute the named parts of one block."""
+def recompute_modules(block: Any, modules: tuple[RecomputeModule, ...]) -> None:
+    """Recompute the named parts of one `Block`."""
     if RecomputeModule.CORE_ATTN in modules:
         block.attention.core.forward = partial(_again, block.attention.core.forward)
     remade: list[nn.Module] = []

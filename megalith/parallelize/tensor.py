@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,14 +18,14 @@ from megalith.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megalith.parallel.norm import ParallelNorm, ParallelPosition
 from megalith.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelHead
 
-Role = Callable[[nn.Module, ModelConfig, TensorGroup], nn.Module]
+Role = Callable[[Any, ModelConfig, TensorGroup], Any]
 
 
-def _norm(module: nn.Module, config: ModelConfig, group: TensorGroup) -> nn.Module:
+def _norm(module: Any, config: ModelConfig, group: TensorGroup) -> nn.Module:
     return module if isinstance(module, nn.Identity) else ParallelNorm(module, group, group.tokens_sharded)
 
 
-def _head_norm(module: nn.Module, config: ModelConfig, group: TensorGroup) -> nn.Module:
+def _head_norm(module: Any, config: ModelConfig, group: TensorGroup) -> nn.Module:
     return module if isinstance(module, nn.Identity) else ParallelNorm(module, group, sharded=True)
 
 

@@ -159,7 +159,7 @@ def resume(run: Run) -> None:
 
 
 def check_same_run(checkpoint: Path, manifest: Manifest, run: Run) -> None:
-    """Raises UserError where the checkpoint's model or tokenizer is not this run's; warns where samples are renumbered."""
+    """Raises UserError where the checkpoint's model or tokenizer is not this run's; warns where the order is new."""
     way_out = f"choose another output than {run.recipe.output}, or remove its checkpoints"
     stored, wanted = manifest.recipe["model"], run.recipe_tree["model"]
     changed = [f"model.{k}: {stored.get(k)} there, {v} here" for k, v in wanted.items() if stored.get(k) != v]

@@ -22,18 +22,17 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], limit: float, mesh: Devic
     locals_ = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
     norm = _global_norm(gradients, locals_, mesh)
     if locals_ and 0 < limit < norm:
-        torch._foreach_mul_(locals_, limit / norm)
+        torch._foreach_mul_(locals_, limit / norm)  # type: ignore[attr-defined]
     return norm
 
 
 def _global_norm(gradients: list[Tensor], locals_: list[Tensor], mesh: DeviceMesh | None) -> float:
     total = torch.zeros((), dtype=torch.float64, device=locals_[0].device if locals_ else None)
     if locals_:
-        squares = torch.stack(torch._foreach_norm(locals_)).double().square()
+        squares = torch.stack(torch._foreach_norm(locals_)).double().square()  # type: ignore[attr-defined]
         total += (squares / squares.new_tensor([_copies(gradient, mesh) for gradient in gradients])).sum()
-    for axis in range(mesh.ndim) if mesh is not None else ():
-        if mesh.size(axis) > 1:
-            dist.all_reduce(total, group=mesh.get_group(axis))
+    for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
+        dist.all_reduce(total, group=group)
     return total.sqrt().item()
 
 

@@ -1,8 +1,9 @@
 """One optimizer step: the page to open first.
 
 # B sequences  S positions
-Micro-batches run forward and backward one after the other; their losses are sums over tokens, divided once by the number
-of scored tokens in the whole step on all ranks, so that no layout and no split into micro-batches changes the result.
+Micro-batches run forward and backward one after the other; their losses are sums over tokens, divided once by the
+number of scored tokens in the whole step on all ranks, so that no layout and no split into micro-batches changes the
+result.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class TrainStep:
         return loss.detach()
 
     def _reduce_gradients(self, last: bool) -> None:
-        """Sharded weights reduce with each micro-batch, since their gradients are sharded; else on the last one alone."""
+        """Sharded weights reduce with each micro-batch, as their gradients are sharded; else on the last one alone."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or self.recipe.layout.sharding is Sharding.FULL)
 

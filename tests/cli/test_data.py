@@ -157,7 +157,9 @@ def test_prepare_index_builds_everything_once_and_tells_the_epochs(
     assert told[0]["builds"] > 0 == told[1]["builds"]
 
 
-@pytest.mark.parametrize(("damage", "says"), [(b"\xff\xff", "token 3 has id 65535"), (b"\x05\x00", "not the ones written")])
+@pytest.mark.parametrize(
+    ("damage", "says"), [(b"\xff\xff", "token 3 has id 65535"), (b"\x05\x00", "not the ones written")]
+)
 def test_verify_reads_every_token(
     folder: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], damage: bytes, says: str
 ) -> None:

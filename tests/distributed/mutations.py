@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate
 
 from megalith.data.loader import MicroBatch
 from megalith.models.context import Context
+from megalith.models.core_attention import CoreAttention
 from megalith.models.decoder import Decoder
 from megalith.parallel.attention import ParallelQueryKeyValue
 from megalith.parallel.linear import RowParallelLinear, local
@@ -41,7 +42,7 @@ def row_bias_on_each_rank(model: Decoder, step: TrainStep) -> None:
 
 
 def mean_of_means(model: Decoder, step: TrainStep) -> None:
-    """Each micro-batch divides by its own scored tokens, and the means are averaged (gradient accumulation bug of 2024)."""
+    """Each micro-batch divides by its own scored tokens, and the means are averaged (a bug of 2024)."""
     forward_backward = step.forward_backward
 
     def own_divisor(number: int, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
@@ -49,13 +50,12 @@ def mean_of_means(model: Decoder, step: TrainStep) -> None:
         micro_batches = batch.global_batch_size // batch.micro_batch_size
         return forward_backward(number, micro_batch, micro_batch.loss_mask_BS.sum() * micro_batches)
 
-    step.forward_backward = own_divisor
+    step.forward_backward = own_divisor  # type: ignore[method-assign]
 
 
 def first_heads_slopes(model: Decoder, step: TrainStep) -> None:
     """Every rank uses the ALiBi slopes of the first heads (BigScience #244)."""
-    for block in model.blocks:
-        core = block.attention.core
+    for core in (module for module in model.modules() if isinstance(module, CoreAttention)):
         core.slopes = [2.0 ** -(8 / 12 * (i + 1)) for i in range(len(core.slopes))]
 
 

@@ -1,7 +1,7 @@
 """What a worker does for one parity case: three steps under a layout, and the same three in one process.
 
-Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so that a layer that
-passes its input on cannot hide an error. Losses are masked unevenly, so that a mean of means differs from the mean.
+Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so that a layer
+Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so a layer that
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ from megalith.training.step import TrainStep
 Change = Callable[[Decoder, TrainStep], None]
 STEPS, ACCUMULATION, MICRO_BATCH, SEQ_LEN, VOCAB = 3, 3, 2, 12, 101
 
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "num_layers": 3,
     "hidden_size": 32,
     "head_dim": 4,
@@ -51,7 +52,7 @@ _SHAPE = {
     "vocab_size": VOCAB,
     "max_seq_len": SEQ_LEN + 1,
 }
-FAMILIES: dict[str, dict] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "bloom": {"position": Position.ALIBI, "embedding_norm": True, "activation": Activation.GELU_TANH},
     "llama": {
@@ -197,8 +198,9 @@ def parted_copies(model: Decoder) -> list[str]:
     parted = []
     for name, parameter in model.named_parameters():
         for kind, tensor in (("weight", parameter), ("gradient", parameter.grad)):
-            placements = enumerate(tensor.placements) if isinstance(tensor, DTensor) else ()
-            for axis in (axis for axis, placement in placements if placement.is_replicate()):
+            if not isinstance(tensor, DTensor):
+                continue
+            for axis in (axis for axis, placement in enumerate(tensor.placements) if placement.is_replicate()):
                 mine = tensor.to_local().detach().contiguous()
                 others = [torch.empty_like(mine) for _ in range(tensor.device_mesh.size(axis))]
                 dist.all_gather(others, mine, group=tensor.device_mesh.get_group(axis))
@@ -254,7 +256,7 @@ def compare(
 
 
 def compare_bf16(case: Case) -> tuple[float, set[str], set[torch.dtype]] | None:
-    """Rank 0: largest relative difference of losses and norms to one process in fp32, parted copies, dtypes of weights."""
+    """Rank 0: relative difference of losses and norms to one process in fp32, parted copies, weights' dtypes."""
     mesh = make_mesh(case.recipe().layout, case.dp * case.tp)
     trace = run_steps(case.recipe(), case.dp, mesh, torch.float32)
     if dist.get_rank() != 0:

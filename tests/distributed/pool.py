@@ -54,7 +54,10 @@ class WorkerPool:
         self._collect(start_limit_s)
 
     def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60) -> list[Any]:
-        """`function(*arguments)` on every rank; the values (no tensors: numpy) in rank order. Raises RuntimeError on failure or time-out."""
+        """`function(*arguments)` on every rank; the values (numpy, no tensors) in rank order.
+
+        Raises RuntimeError on failure or time-out.
+        """
         for pipe in self.pipes:
             pipe.send((function, arguments))
         return self._collect(limit_s)

@@ -1,4 +1,4 @@
-"""Dropout masks follow from seeds: recomputation draws them again, and ranks differ or agree as their activations do."""
+"""Dropout masks follow from seeds: recomputation draws them again; ranks differ or agree as their activations do."""
 
 from __future__ import annotations
 
