@@ -1,7 +1,7 @@
 """What a worker does for one parity case: three steps under a layout, and the same three in one process.
 
-Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so that a layer
 Every parameter gets values far from its usual first ones (norm weights away from 1, a large spread), so a layer that
+passes its input on cannot hide an error. Losses are masked unevenly, so that a mean of means differs from the mean.
 """
 
 from __future__ import annotations
