@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -125,17 +126,24 @@ def draw_in_time(weights: np.ndarray, counts: np.ndarray, count: int) -> np.ndar
     R. Tijdeman, "The chairman assignment problem" (1980): among the sources that are due, the one whose time runs out
     first. Each count stays within 1 - 1 / (2K - 2) of weight * samples for K sources; no rule does better.
     """
-    num_sources = np.count_nonzero(weights)
-    if num_sources == 1:
-        return np.full(count, np.argmax(weights), np.int16)
-    slack, chosen = 1 / (2 * num_sources - 2), np.empty(count, np.int16)
-    positive = np.where(weights > 0, weights, 1.0)
-    due, counts = slack - 1e-9, counts.astype(np.float64)
-    start = int(counts.sum())
+    drawn_from = np.flatnonzero(weights).tolist()
+    slack = 1 / (2 * len(drawn_from) - 2) if len(drawn_from) > 1 else 0.0
+    share, count_of = weights.tolist(), counts.tolist()
+
+    def due(k: int) -> tuple[float, int]:
+        """From which sample of the run on source k may be drawn again."""
+        return (count_of[k] + slack - 1e-9) / share[k], k
+
+    waiting, ready = [due(k) for k in drawn_from], []
+    heapify(waiting)
+    start, chosen = sum(count_of), np.empty(count, np.int16)
     for i in range(count):
-        lag = weights * (start + i + 1) - counts
-        k = chosen[i] = np.argmin(np.where(lag >= due, (1 - slack - lag) / positive, np.inf))
-        counts[k] += 1
+        while waiting and waiting[0][0] <= start + i + 1:
+            k = heappop(waiting)[1]
+            heappush(ready, ((count_of[k] + 1 - slack) / share[k], k))  # with the sample by which it must be drawn
+        k = chosen[i] = heappop(ready or waiting)[1]
+        count_of[k] += 1
+        heappush(waiting, due(k))
     return chosen
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 import torch
@@ -72,8 +73,10 @@ class StepLoader:
         data_parallel_size: int,
         num_workers: int = 0,
         document_boundaries: bool = False,
+        num_samples: int | None = None,
     ) -> None:
-        """num_workers: threads, and steps read ahead; 0 reads a step when it is asked for.
+        """num_workers: threads, and steps read ahead; 0 reads a step when it is asked for.  num_samples: of the whole
+        run, beyond which nothing is read ahead.
 
         Raises UserError where ranks and micro-batches do not divide the global batch.
         """
@@ -86,7 +89,7 @@ class StepLoader:
         self.blend = samples if isinstance(samples, Blend) else Blend([samples], [1.0])
         self.batch, self.document_boundaries = batch, document_boundaries
         self._rank, self._size = data_parallel_rank, data_parallel_size
-        self._num_workers = num_workers
+        self._num_workers, self._num_samples = num_workers, inf if num_samples is None else num_samples
         self._workers = ThreadPoolExecutor(num_workers, "data") if num_workers else None
         self._ahead: deque[_Step] = deque()
         self.consumed_samples, self.position = 0, self.blend.position
@@ -99,7 +102,7 @@ class StepLoader:
         step = self._ahead.popleft() if self._ahead else self._start()
         self.consumed_samples, self.position = step.consumed_samples, step.position
         with suppress(UserError):  # the end of a finite order is said when that step is asked for
-            while len(self._ahead) < self._num_workers:
+            while len(self._ahead) < self._num_workers and self._read_to < self._num_samples:
                 self._ahead.append(self._start())
         return step.micro_batches if isinstance(step.micro_batches, list) else step.micro_batches.result()
 
@@ -117,9 +120,14 @@ class StepLoader:
             self.blend.draw(consumed_samples)
         self.consumed_samples, self.position = consumed_samples, self.blend.position
 
+    @property
+    def _read_to(self) -> int:
+        """Samples of the run that were given out or are read ahead."""
+        return self._ahead[-1].consumed_samples if self._ahead else self.consumed_samples
+
     def _start(self) -> _Step:
         """Draw the next step and begin to read it."""
-        consumed = self._ahead[-1].consumed_samples if self._ahead else self.consumed_samples
+        consumed = self._read_to
         draws = self.blend.draw(self.batch.global_batch_size)
         readers = [
             partial(self.blend.sources[source].read, sample)

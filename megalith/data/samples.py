@@ -19,7 +19,7 @@ from megalith.errors import UserError
 from megalith.tokens.indexed import IndexedTokens
 from megalith.units import format_bytes
 
-_LEAST_BLOCK = 1 << 13  # sequences or samples in one index, so that short passes share a file of the cache
+_LEAST_BLOCK = 1 << 10  # sequences or samples in one index, so that short passes share a file of the cache
 
 
 class Samples:

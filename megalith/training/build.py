@@ -98,7 +98,13 @@ def build_run(
         optimizer=optimizer,
         train_step=TrainStep(recipe, model, optimizer, mesh, device),
         loader=StepLoader(
-            data.train, recipe.batch, rank, size, recipe.data.num_workers, recipe.data.document_boundaries
+            data.train,
+            recipe.batch,
+            rank,
+            size,
+            recipe.data.num_workers,
+            recipe.data.document_boundaries,
+            recipe.train_steps * recipe.batch.global_batch_size,
         ),
         validation_sets={name: validation_set(recipe, one, rank, size) for name, one in data.validation.items()},
         hooks=Hooks([*(own_hooks if world.rank == 0 else []), *hooks]),

@@ -194,6 +194,14 @@ def test_reading_ahead_does_not_move_the_position(samples: GPTSamples, workers: 
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
+def test_nothing_is_read_beyond_the_end_of_the_run(samples: GPTSamples, workers: int) -> None:
+    loader = StepLoader(samples, Batch(SEQ_LEN, 2, 12), 0, 1, workers, num_samples=36)
+    for step in range(1, 4):
+        loader.next_step()
+        assert loader.blend.num_drawn == min(12 * (step + workers), 36)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
 def test_what_reading_raises_is_raised_in_that_step(samples: GPTSamples, workers: int, monkeypatch) -> None:
     loader = StepLoader(samples, Batch(SEQ_LEN, 2, 2), 0, 1, workers)
     read = samples.read

@@ -260,3 +260,15 @@ def test_a_pointer_outside_the_bin_is_refused_when_read(tiny: Path) -> None:
     Path(f"{tiny}.idx").write_bytes(raw)
     with pytest.raises(UserError, match=r"tiny\.idx: sequence 1 points to byte 28, outside"):
         IndexedTokens(tiny)[1]
+
+
+def test_a_copy_elsewhere_has_the_same_digest_and_other_content_another(tmp_path: Path) -> None:
+    write(tmp_path / "x", DOCUMENTS)
+    for ending in ("bin", "idx"):
+        shutil.copy(tmp_path / f"x.{ending}", tmp_path / f"copy.{ending}")
+    write(tmp_path / "cut", [DOCUMENTS[0], DOCUMENTS[2], DOCUMENTS[1]])
+    write(tmp_path / "wide", DOCUMENTS, np.int32)
+    write(tmp_path / "other", [[*DOCUMENTS[0][:-1], 9], *DOCUMENTS[1:]])
+    write(tmp_path / "empty", [])
+    digests = [IndexedTokens(tmp_path / name).digest for name in ("x", "copy", "cut", "wide", "other", "empty")]
+    assert digests[0] == digests[1] and len(set(digests)) == 5
