@@ -122,6 +122,7 @@ class Data:
 
     split: shares of train, validation, test of each file.  validation: further files, in place of the split's share.
     document_boundaries: positions start again, and attention stops, at the beginning of each document.
+    eod_mask_loss: no loss for what is predicted from the token that ends a document, the next one's first token.
     num_workers: steps that threads read ahead, 0 none.  index_cache: folder; by default `index_cache` beside each file.
     """
 
@@ -132,6 +133,7 @@ class Data:
     tokenizer: str | None = None
     order: SampleOrder = SampleOrder.EPOCHS
     document_boundaries: bool = False
+    eod_mask_loss: bool = False
     num_workers: int = 1
     index_cache: str | None = None
 

@@ -50,6 +50,21 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class Boundaries:
+    """What the end of a document means for a forward.
+
+    documents: whether they are told apart, see `MicroBatch.documents_BS`.
+    unscored_after: id of an input token from which no prediction is scored; Megatron's eod_mask_loss.
+    """
+
+    documents: bool = False
+    unscored_after: int | None = None
+
+
+NO_BOUNDARIES = Boundaries()
+
+
+@dataclass(frozen=True)
 class _Step:
     """Micro-batches of a step and where the run stands behind it."""
 
@@ -72,7 +87,7 @@ class StepLoader:
         data_parallel_rank: int,
         data_parallel_size: int,
         num_workers: int = 0,
-        document_boundaries: bool = False,
+        boundaries: Boundaries = NO_BOUNDARIES,
         num_samples: int | None = None,
     ) -> None:
         """num_workers: threads, and steps read ahead; 0 reads a step when it is asked for.  num_samples: of the whole
@@ -87,7 +102,7 @@ class StepLoader:
                 f"{batch.micro_batch_size} times data_parallel_size={data_parallel_size}"
             )
         self.blend = samples if isinstance(samples, Blend) else Blend([samples], [1.0])
-        self.batch, self.document_boundaries = batch, document_boundaries
+        self.batch, self.boundaries = batch, boundaries
         self._rank, self._size = data_parallel_rank, data_parallel_size
         self._num_workers, self._num_samples = num_workers, inf if num_samples is None else num_samples
         self._workers = ThreadPoolExecutor(num_workers, "data") if num_workers else None
@@ -138,8 +153,7 @@ class StepLoader:
             B, count = self.batch.micro_batch_size, self.batch.num_micro_batches(self._size)
             indices = [m * self._size + self._rank for m in range(count)]
             return [
-                micro_batch(readers[i * B : (i + 1) * B], B, self.blend.seq_len, i, self.document_boundaries)
-                for i in indices
+                micro_batch(readers[i * B : (i + 1) * B], B, self.blend.seq_len, i, self.boundaries) for i in indices
             ]
 
         micro_batches = self._workers.submit(read) if self._workers else read()
@@ -152,7 +166,7 @@ def validation_batches(
     data_parallel_rank: int,
     data_parallel_size: int,
     num_sequences: int | None = None,
-    document_boundaries: bool = False,
+    boundaries: Boundaries = NO_BOUNDARIES,
 ) -> Iterator[MicroBatch]:
     """One rank's micro-batches over the first `num_sequences` samples (all there are, where fewer or None).
 
@@ -165,22 +179,22 @@ def validation_batches(
     for m in range(-(-last // (B * data_parallel_size))):
         index = m * data_parallel_size + data_parallel_rank
         readers = [partial(samples.read, i) for i in range(index * B, min((index + 1) * B, last))]
-        yield micro_batch(readers, B, samples.seq_len, index, document_boundaries)
+        yield micro_batch(readers, B, samples.seq_len, index, boundaries)
 
 
 def micro_batch(
-    readers: Sequence[ReadSample], micro_batch_size: int, seq_len: int, index: int, document_boundaries: bool
+    readers: Sequence[ReadSample], micro_batch_size: int, seq_len: int, index: int, boundaries: Boundaries
 ) -> MicroBatch:
     """Micro-batch `index` with one row for each of `readers`; rows beyond them are masked."""
     tokens, documents = np.zeros((2, micro_batch_size, seq_len + 1), dtype=np.int64)
     mask = np.zeros((micro_batch_size, seq_len), dtype=np.bool_)
     for row, read in enumerate(readers):
         tokens[row], documents[row] = read()
-        mask[row] = True
+        mask[row] = True if boundaries.unscored_after is None else tokens[row, :-1] != boundaries.unscored_after
     inputs, targets, documents = (
         torch.from_numpy(x.copy()) for x in (tokens[:, :-1], tokens[:, 1:], documents[:, :-1])
     )
-    return MicroBatch(inputs, targets, torch.from_numpy(mask), index, documents if document_boundaries else None)
+    return MicroBatch(inputs, targets, torch.from_numpy(mask), index, documents if boundaries.documents else None)
 
 
 def _check_rank(rank: int, size: int) -> None:

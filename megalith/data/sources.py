@@ -12,17 +12,25 @@ from typing import Any
 from megalith.config.recipe import Data, Recipe, SampleOrder
 from megalith.data.blend import Blend
 from megalith.data.index_cache import IndexCache
+from megalith.data.loader import Boundaries
 from megalith.data.samples import EpochSamples, GPTSamples, Samples
 from megalith.data.splits import split_ranges
+from megalith.errors import UserError
 from megalith.tokens.indexed import IndexedTokens
+from megalith.tokens.manifest import read_manifest
+from megalith.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class RunData:
-    """train: the samples of the run.  validation: one pass over each set, by name.  caches: where their orders lie."""
+    """train: the samples of the run.  validation: one pass over each set, by name.  boundaries: of their documents.
+
+    caches: where their orders lie.
+    """
 
     train: Blend
     validation: Mapping[str, GPTSamples]
+    boundaries: Boundaries
     caches: tuple[IndexCache, ...]
 
 
@@ -32,7 +40,9 @@ def open_data(recipe: Recipe) -> RunData:
     Raises UserError where a token file is missing or damaged, or a split is too small for one sample.
     """
     caches: dict[Path, IndexCache] = {}
-    return RunData(_blend(recipe, caches), _validation(recipe, caches), tuple(caches.values()))
+    blend, validation = _blend(recipe, caches), _validation(recipe, caches)
+    end = end_of_document(recipe.data) if recipe.data.eod_mask_loss else None
+    return RunData(blend, validation, Boundaries(recipe.data.document_boundaries, end), tuple(caches.values()))
 
 
 def prepare(recipe: Recipe) -> RunData:
@@ -104,6 +114,22 @@ def _validation(recipe: Recipe, caches: dict[Path, IndexCache]) -> dict[str, GPT
         cache = _cache(recipe, prefix, caches)
         sets[name] = GPTSamples(tokens, sequences, recipe.batch.seq_len, recipe.seed, cache=cache)
     return sets
+
+
+def end_of_document(data: Data) -> int:
+    """The id that ends documents, by the tokenizer or by what the token files say of themselves.
+
+    Raises UserError where neither is there.
+    """
+    if data.tokenizer is not None:
+        return Tokenizer.open(data.tokenizer).end_of_document
+    for part in data.sources:
+        if manifest := read_manifest(part.prefix):
+            return manifest.end_of_document
+    raise UserError(
+        "data.eod_mask_loss=true needs the id that ends documents, and neither data.tokenizer nor a manifest beside "
+        f"{data.sources[0].prefix} tells it; choose data.tokenizer=tokenizer.json or data.eod_mask_loss=false"
+    )
 
 
 def validation_prefixes(data: Data) -> dict[str, str]:

@@ -18,8 +18,7 @@ from megalith.config.reader import to_tree
 from megalith.config.recipe import Precision, Recipe
 from megalith.data.blend import Drawn
 from megalith.data.loader import MicroBatch, StepLoader, validation_batches
-from megalith.data.samples import GPTSamples
-from megalith.data.sources import describe, epochs_of, open_data, order_changes, validation_prefixes
+from megalith.data.sources import RunData, describe, epochs_of, open_data, order_changes, validation_prefixes
 from megalith.errors import UserError
 from megalith.log import say, warn
 from megalith.parallel.mesh import data_parallel, make_mesh
@@ -103,10 +102,10 @@ def build_run(
             rank,
             size,
             recipe.data.num_workers,
-            recipe.data.document_boundaries,
+            data.boundaries,
             recipe.train_steps * recipe.batch.global_batch_size,
         ),
-        validation_sets={name: validation_set(recipe, one, rank, size) for name, one in data.validation.items()},
+        validation_sets={name: validation_set(recipe, data, name, rank, size) for name in data.validation},
         hooks=Hooks([*(own_hooks if world.rank == 0 else []), *hooks]),
         tokenizer_digest=digest,
         position=Position(step=0, consumed_samples=0),
@@ -141,11 +140,13 @@ def keep_tokenizer(recipe: Recipe, output: Path, world: World) -> str | None:
     return tokenizer.digest
 
 
-def validation_set(recipe: Recipe, samples: GPTSamples, rank: int, size: int) -> Callable[[], Iterable[MicroBatch]]:
+def validation_set(
+    recipe: Recipe, data: RunData, name: str, rank: int, size: int
+) -> Callable[[], Iterable[MicroBatch]]:
     """A function that starts over this rank's micro-batches of a validation set."""
     most = recipe.validation.max_batches * recipe.batch.global_batch_size
-    choices = (recipe.batch, rank, size, most, recipe.data.document_boundaries)
-    return lambda: validation_batches(samples, *choices)
+    choices = (recipe.batch, rank, size, most, data.boundaries)
+    return lambda: validation_batches(data.validation[name], *choices)
 
 
 def resume(run: Run) -> None:

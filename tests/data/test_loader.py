@@ -13,7 +13,7 @@ import torch
 
 from megalith.config.recipe import Batch
 from megalith.data.blend import Blend, Drawn
-from megalith.data.loader import MicroBatch, StepLoader, validation_batches
+from megalith.data.loader import Boundaries, MicroBatch, StepLoader, validation_batches
 from megalith.data.samples import EpochSamples, GPTSamples
 from megalith.errors import UserError
 
@@ -228,7 +228,8 @@ def test_unequal_ends_keep_no_rank_waiting(make_tokens: MakeTokens) -> None:
 
 def test_documents_ride_along_where_they_bound_attention(make_tokens: MakeTokens) -> None:
     tokens = make_tokens([3, 7, 6])
-    loaders = [StepLoader(GPTSamples(tokens, range(3), 15, 3), Batch(15, 1, 1), 0, 1, 0, on) for on in (False, True)]
+    samples, batch = GPTSamples(tokens, range(3), 15, 3), Batch(15, 1, 1)
+    loaders = [StepLoader(samples, batch, 0, 1, boundaries=Boundaries(documents=on)) for on in (False, True)]
     without, with_them = (loader.next_step()[0] for loader in loaders)
     assert without.documents_BS is None
     ends = np.cumsum([3, 7, 6])
@@ -236,3 +237,16 @@ def test_documents_ride_along_where_they_bound_attention(make_tokens: MakeTokens
     assert with_them.documents_BS is not None and with_them.documents_BS.dtype == torch.int64
     changes = with_them.documents_BS.diff() != 0
     assert np.array_equal(changes.numpy(), np.diff(expected) != 0)
+
+
+def test_no_loss_is_taken_from_the_token_that_ends_a_document(make_tokens: MakeTokens) -> None:
+    samples, batch, after_7 = (
+        GPTSamples(make_tokens([33]), range(1), 8, 3),
+        Batch(8, 4, 4),
+        Boundaries(unscored_after=7),
+    )
+    (trained,) = StepLoader(samples, batch, 0, 1, boundaries=after_7).next_step()
+    (validated,) = validation_batches(samples, batch, 0, 1, boundaries=after_7)
+    for one in (trained, validated):
+        assert torch.equal(one.loss_mask_BS, one.tokens_BS != 7)
+        assert (~one.loss_mask_BS).sum() == 1 and one.documents_BS is None

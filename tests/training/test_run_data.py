@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from megalith.checkpoint import folder
 from megalith.config.reader import read_recipe
 from megalith.data.sources import prepare
 from megalith.errors import UserError
 from megalith.tokens.indexed import IndexedTokens, IndexedWriter
-from megalith.training.build import train_recipe
+from megalith.tokens.tokenizer import Tokenizer
+from megalith.training.build import build_run, train_recipe
 from megalith.training.metrics import read_metrics
+from megalith.training.world import World
 
 CONSTANT = {"name": "constant"}
 
@@ -104,3 +107,22 @@ def test_a_validation_file_of_another_tokenizer_is_refused(write_recipe, tmp_pat
     sets = [{"name": "news", "prefix": str(files / "v")}]
     with pytest.raises(UserError, match=r"v\.json: not a manifest"):
         train_recipe(read_recipe(write_recipe(tmp_path / "run", data=data | {"validation": sets}), []), display=False)
+
+
+def test_the_end_of_documents_is_unscored_where_it_is_known(write_recipe, tmp_path, files, corpus):
+    path, tokenizer = write_recipe(tmp_path / "run"), Tokenizer.open(corpus)
+    scored = []
+    for choice in ("false", "true"):
+        run = build_run(
+            read_recipe(path, [f"data.eod_mask_loss={choice}"]), World(), torch.device("cpu"), display=False
+        )
+        steps = [run.loader.next_step() for _ in range(4)]
+        scored.append(sum(int(m.loss_mask_BS.sum()) for step in steps for m in step))
+        ends = sum(int((m.tokens_BS == tokenizer.end_of_document).sum()) for step in steps for m in step)
+    assert scored == [256, 256 - ends] and ends > 5
+    changes = {"data": {"prefix": str(files / "a"), "eod_mask_loss": True}, "validation": {"interval_steps": 0}}
+    path = write_recipe(tmp_path / "unknown", **changes)
+    with pytest.raises(
+        UserError, match=r"eod_mask_loss=true needs .* choose data\.tokenizer=.* or data\.eod_mask_loss"
+    ):
+        build_run(read_recipe(path, []), World(), torch.device("cpu"), display=False)
