@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that becomes `path` when the block ends, and leaves no trace when the block raises."""
+    """A binary file that becomes `path` when the block ends, and leaves no trace when the block raises.
+
+    Raises FileExistsError where `path` is a folder or a device: a rename would put a file in place of /dev/null.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "not a file that can be replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     with open(temporary, "wb") as file:

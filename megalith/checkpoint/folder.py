@@ -86,6 +86,8 @@ def read_manifest(folder: Path) -> Manifest:
         tree = json.loads(path.read_text(encoding="utf-8"))
         files = {name: StoredFile(**entry) for name, entry in tree.pop("files").items()}
         manifest = Manifest(files=files, **tree)
+        if not isinstance(manifest.step, int) or not isinstance(manifest.recipe, dict):
+            raise ValueError("no step or no recipe in it")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
             f"{path} does not read as a checkpoint's manifest ({error}); name a whole checkpoint"
@@ -95,8 +97,8 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def faults(folder: Path, digests: bool = True) -> list[str]:
-    """What keeps the checkpoint from being whole; empty where it is. `digests` reads every byte, else only sizes."""
+def faults(folder: Path) -> list[str]:
+    """What keeps the checkpoint from being whole; empty where it is. Every byte is read."""
     try:
         manifest = read_manifest(folder)
     except UserError as error:
@@ -108,17 +110,17 @@ def faults(folder: Path, digests: bool = True) -> list[str]:
             found.append(f"{path} is missing")
         elif path.stat().st_size != stored.bytes:
             found.append(f"{path} holds {path.stat().st_size} bytes; {stored.bytes} were written")
-        elif digests and atomic.sha256(path) != stored.sha256:
+        elif atomic.sha256(path) != stored.sha256:
             found.append(f"{path} does not have the bytes that were written (sha256 differs)")
     return found
 
 
-def newest_whole(output: Path, digests: bool = True) -> tuple[Path | None, list[str]]:
+def newest_whole(output: Path) -> tuple[Path | None, list[str]]:
     """The whole checkpoint of the highest step, or None, and what was wrong with newer ones passed over."""
     passed_over: list[str] = []
     for step in reversed(steps(output)):
         folder = step_folder(output, step)
-        found = faults(folder, digests)
+        found = faults(folder)
         if not found:
             return folder, passed_over
         passed_over.extend(found)
@@ -128,13 +130,15 @@ def newest_whole(output: Path, digests: bool = True) -> tuple[Path | None, list[
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that `path` means: itself, or the newest whole one of the run folder that it is.
 
-    Raises UserError where there is none; sizes are checked, digests are not.
+    Raises UserError where there is none: a damaged weight would speak as if nothing were wrong, so digests are checked.
     """
+    if not path.exists():
+        raise UserError(f"{path} does not exist; name a run's output folder or a step_* folder in it")
     if (path / MANIFEST).is_file():
-        if found := faults(path, digests=False):
+        if found := faults(path):
             raise UserError("\n".join(found))
         return path
-    folder, passed_over = newest_whole(path, digests=False)
+    folder, passed_over = newest_whole(path)
     if folder is None:
         reason = "; ".join(passed_over) or f"it has neither {MANIFEST} nor checkpoints/step_*"
         raise UserError(

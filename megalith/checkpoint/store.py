@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megalith import __version__
@@ -27,6 +26,7 @@ from megalith.checkpoint import atomic, folder
 from megalith.checkpoint.folder import Manifest, StoredFile
 from megalith.checkpoint.reader import TableReader
 from megalith.checkpoint.state import MODEL, OPTIMIZER, model_state, optimizer_state, prepare_optimizer_state
+from megalith.checkpoint.writer import PlainWriter, plain_failures
 from megalith.errors import UserError
 
 
@@ -51,15 +51,18 @@ def save(
     keep: int,
     tokenizer_digest: str | None = None,
 ) -> Path:
-    """Write the checkpoint of `position.step`; every rank calls it. Returns the folder; `keep` newest ones stay."""
+    """Write the checkpoint of `position.step`; every rank calls it. Returns the folder; `keep` newest ones stay.
+
+    Raises OSError where the system refuses to write on any rank, as on a full disk.
+    """
     temporary = folder.temporary_folder(output, position.step)
     if _rank() == 0:
         atomic.remove_folder(temporary)
         temporary.mkdir(parents=True)
     _barrier()
     state = {**model_state(model), **optimizer_state(model, optimizer)}
-    writer = FileSystemWriter(temporary, sync_files=True)
-    with _one_process_is_meant():
+    writer = PlainWriter(temporary, sync_files=True)
+    with _one_process_is_meant(), plain_failures():
         state_dict_saver.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
     manifest = Manifest(
         position.step, position.consumed_samples, recipe_tree, tokenizer_digest, versions(), sources=position.sources
@@ -88,7 +91,7 @@ def load(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
         _refuse(checkpoint, [f"{key}: the model has no such parameter" for key in slots if not _owner_in(key, state)])
         state |= prepare_optimizer_state(model, optimizer, slots)
     _refuse(checkpoint, _mismatches(state, table))
-    with _one_process_is_meant():
+    with _one_process_is_meant(), plain_failures():
         state_dict_loader.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     return manifest
 

@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     summary = "Build the order of a run's samples ahead, so that training starts at once."
     prepare = _verb(verbs, "prepare-index", summary, run_prepare_index)
     prepare.add_argument("recipe", metavar="RECIPE", help="YAML file that describes the run")
-    prepare.add_argument("overrides", metavar="key=value", nargs="*", help="put a value in, such as train_steps=100")
+    prepare.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="put a value in, such as train_steps=100"
+    )
     prepare.add_argument("--json", action="store_true", help="print JSON")
 
 

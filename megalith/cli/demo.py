@@ -53,7 +53,9 @@ class Scores:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="change the recipe, as in train_steps=20")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="change the recipe, as in train_steps=20"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder to fill (default runs/demo)")
 
 

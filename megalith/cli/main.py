@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from megalith.cli.parser import verb_parser
-from megalith.errors import UserError
+from megalith.errors import UserError, user_error
 
 # verb -> module with add_arguments(parser), run(args) -> int, HELP, EXAMPLE; and one line for `megalith --help`
 VERBS = MappingProxyType(
@@ -56,26 +57,39 @@ def run_verb(verb: str, rest: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (this process's own by default).
 
-    Returns 0 on success, 2 for what the user can put right, 130 after Ctrl-C; any other exception goes on to Python,
-    which prints its traceback and ends with 1.
+    Returns 0 on success, 2 for what the user can put right, 130 after Ctrl-C, 141 where nobody reads the output any
+    more; any other exception goes on to Python, which prints its traceback and ends with 1.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not arguments:
-            print(usage(), file=sys.stderr)
-            return 2
-        if arguments[0] in ("-h", "--help"):
-            print(usage())
-            return 0
-        if arguments[0] == "--version":
-            from megalith import __version__
-
-            print(__version__)
-            return 0
-        return run_verb(arguments[0], arguments[1:])
-    except UserError as error:
-        print(f"megalith: {error}", file=sys.stderr)
-        return 2
+        try:
+            return answer(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
+        return 141
     except KeyboardInterrupt:
         print("megalith: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        known = user_error(error)
+        if known is None:
+            raise
+        print(f"megalith: {known}", file=sys.stderr)
+        return 2
+
+
+def answer(arguments: list[str]) -> int:
+    """What the arguments ask for: help, the version, or a verb; returns the exit code."""
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        return 2
+    if arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        from megalith import __version__
+
+        print(__version__)
+        return 0
+    return run_verb(arguments[0], arguments[1:])

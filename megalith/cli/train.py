@@ -22,7 +22,9 @@ EXAMPLE = "megalith train recipes/gpt-demo_2m_laptop.yaml train_steps=20 --nproc
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file that describes the run")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="put a value in, such as optimizer.lr=1e-4")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="put a value in, such as optimizer.lr=1e-4"
+    )
     parser.add_argument(
         "--nproc", type=int, default=1, metavar="N", help="processes to start on this machine (default 1)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os.path import expanduser
 
 from megalith.config.data_rules import DATA_RULES
 from megalith.config.model import Attention, Position
@@ -66,6 +67,17 @@ def output_not_empty(recipe: Recipe) -> str | None:
     if recipe.output:
         return None
     return "output='' must name a folder; choose for example output=runs/first"
+
+
+def paths_without_tilde(recipe: Recipe) -> str | None:
+    data = recipe.data
+    files = [("data.blend: prefix", part.prefix) for part in data.blend]
+    files += [("data.validation: prefix", one.prefix) for one in data.validation]
+    files += [("data.prefix", data.prefix), ("data.tokenizer", data.tokenizer), ("data.index_cache", data.index_cache)]
+    for name, path in [("output", recipe.output), *files]:
+        if path and path.startswith("~"):
+            return f"{name}={path} begins with ~, which only a shell expands; choose {name}={expanduser(path)}"
+    return None
 
 
 def sequence_fits_model(recipe: Recipe) -> str | None:
@@ -152,6 +164,7 @@ RULES: tuple[Callable[[Recipe], str | None], ...] = (
     rope_scaling_needs_rope,
     rope_scaling_band,
     output_not_empty,
+    paths_without_tilde,
     *DATA_RULES,
     sequence_fits_model,
     sdpa_without_attention_dropout,

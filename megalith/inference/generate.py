@@ -20,9 +20,10 @@ def continue_text(opened: OpenModel, prompt: str, max_new_tokens: int, sampling:
     """Pieces of text after `prompt`, as they come; together they are the decoded continuation, spaces and all.
 
     Ends at the end of the document or after `max_new_tokens`. An empty prompt begins a new document. Raises UserError
-    where prompt and new tokens do not fit the model.
+    where the prompt is no text, or prompt and new tokens do not fit the model.
     """
     tokenizer = opened.tokenizer
+    check_text(prompt)
     prompt_ids = tokenizer.encode(prompt) or [tokenizer.end_of_document]
     new_ids: list[int] = []
     shown = ""
@@ -65,6 +66,14 @@ def generate(
             return
         ids.append(token)
         yield token
+
+
+def check_text(prompt: str) -> None:
+    """Raises UserError where the prompt holds bytes that are not text, which Python passes on as lone surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"prompt: character {error.start + 1} is not UTF-8 text; give the prompt in UTF-8") from error
 
 
 def check_length(model: Decoder, prompt_tokens: int, max_new_tokens: int) -> None:

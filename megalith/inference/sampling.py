@@ -31,6 +31,8 @@ class Sampling:
             faults.append(f"top_k={self.top_k} must be at least 0 (0 keeps all tokens); choose 50")
         if not 0 < self.top_p <= 1:
             faults.append(f"top_p={self.top_p} must be above 0 and at most 1 (1 keeps all tokens); choose 0.9")
+        if not 0 <= self.seed < 2**63:
+            faults.append(f"seed={self.seed} must be at least 0 and below 2^63; choose 1")
         if faults:
             raise UserError("\n".join(faults))
 
@@ -45,12 +47,15 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
         raise UserError("the model's logits are not finite: its weights are broken; open an earlier checkpoint")
     if sampling.temperature == 0 or sampling.top_k == 1:
         return int((logits_V == logits_V.max()).nonzero()[0].item())
-    scaled_V = logits_V.float() / sampling.temperature
+    # in double and from the largest down: a tiny temperature gives -inf beside 0, not nan
+    scaled_V = ((logits_V - logits_V.max()).double() / sampling.temperature).float()
     ordered_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
     if sampling.top_k:
         ordered_V = ordered_V[: sampling.top_k]
     probabilities_V = torch.softmax(ordered_V, dim=0)
     if sampling.top_p < 1:
         before_V = probabilities_V.cumsum(0) - probabilities_V
-        probabilities_V = probabilities_V.masked_fill(before_V >= sampling.top_p, 0.0)
+        left_out_V = before_V >= sampling.top_p
+        left_out_V[0] = False  # the likeliest stays, however small top_p is
+        probabilities_V = probabilities_V.masked_fill(left_out_V, 0.0)
     return int(ids_V[torch.multinomial(probabilities_V, 1, generator=generator)].item())

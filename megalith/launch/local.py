@@ -78,7 +78,8 @@ def report_failure(error: ChildFailedError) -> int:
     first_rank = min(error.failures, key=lambda rank: _failed_at(error.failures[rank]))
     first = error.failures[first_rank]
     for rank, failure in sorted(error.failures.items()):
-        if rank != first_rank and _headline(failure) != _headline(first):
+        same = _headline(failure) == _headline(first)
+        if rank != first_rank and not same and not _ended_by_launcher(failure):
             print(f"megalith: rank {rank} ended after it: {_headline(failure)}", file=sys.stderr)
     title = "" if first.exitcode == USER_ERROR else f"rank {first_rank} failed first:\n"
     print(f"megalith: {title}{_details(first)}", file=sys.stderr, flush=True)
@@ -89,12 +90,17 @@ def _failed_at(failure: ProcessFailure) -> float:
     """When a rank failed, in seconds since 1970, to tell the cause from its consequences.
 
     One that left no error was noticed late: its peers' broken connections may be on record already, so it goes before
-    them, unless the launcher itself ended it (SIGTERM).
+    them, unless the launcher itself ended it (SIGTERM): torch's time is in whole seconds, rounded down.
     """
     told = _left_behind(failure).get("extraInfo", {}).get("seconds")
     if told is not None:
         return float(told)
-    return float(failure.timestamp) + (0.0 if failure.exitcode == -signal.SIGTERM else -NOTICED_WITHIN_SECONDS)
+    return float(failure.timestamp) + (1.0 if _ended_by_launcher(failure) else -NOTICED_WITHIN_SECONDS)
+
+
+def _ended_by_launcher(failure: ProcessFailure) -> bool:
+    """Whether a rank went because another had failed, and has nothing to say of its own."""
+    return failure.exitcode == -signal.SIGTERM and not _left_behind(failure)
 
 
 def _left_behind(failure: ProcessFailure) -> dict[str, Any]:

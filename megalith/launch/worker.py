@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
-from megalith.errors import UserError
+from megalith.errors import UserError, user_error
+from megalith.files import atomic_writer
 
 LAUNCHER_PID = "MEGALITH_LAUNCHER_PID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -51,21 +53,20 @@ def leave_error(error: BaseException) -> None:
         return
     text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     extra = {"py_callstack": text, "timestamp": str(int(time.time())), "seconds": time.time()}
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}, stream)
+    message = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+    with atomic_writer(Path(path)) as file:  # the launcher may end this process while it writes
+        file.write(json.dumps(message).encode())
 
 
 def run(target: str, arguments: list[str]) -> int:
-    """Call the target; returns its exit code, 2 after a UserError, 1 after any other error."""
+    """Call the target; returns its exit code, 2 after what the user can put right, 1 after any other error."""
     module, _, function = target.partition(":")
     try:
         return getattr(importlib.import_module(module), function)(arguments)
-    except UserError as error:
-        leave_error(error)
-        return USER_ERROR
     except Exception as error:
-        leave_error(error)
-        return 1
+        known = user_error(error)
+        leave_error(known or error)
+        return USER_ERROR if known else 1
 
 
 if __name__ == "__main__":

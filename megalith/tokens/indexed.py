@@ -34,6 +34,8 @@ class IndexedWriter:
         self.dtype = np.dtype(dtype)
         if self.dtype not in CODES:
             raise UserError(f"dtype {self.dtype} cannot be stored; choose one of {', '.join(d.name for d in CODES)}")
+        if not Path(prefix).name:
+            raise UserError(f"output prefix {str(prefix)!r} names no file; choose for example data/text")
         self.num_tokens = self.part_tokens = 0
         self._sha256 = hashlib.sha256()
         self._limit = np.iinfo(self.dtype)

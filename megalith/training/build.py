@@ -152,7 +152,7 @@ def validation_set(
 def resume(run: Run) -> None:
     """Continue from the newest whole checkpoint of the run's output folder, if there is one; every rank calls it.
 
-    Raises UserError where it belongs to another model or tokenizer.
+    Raises UserError where it belongs to another model, optimizer or tokenizer.
     """
     checkpoint, passed_over = store.newest(run.output)
     for fault in passed_over:
@@ -166,12 +166,18 @@ def resume(run: Run) -> None:
 
 
 def check_same_run(checkpoint: Path, manifest: Manifest, run: Run) -> None:
-    """Raises UserError where the checkpoint's model or tokenizer is not this run's; warns where the order is new."""
+    """Raises UserError where the checkpoint's model, optimizer or tokenizer is not this run's.
+
+    Warns where samples are renumbered.
+    """
     way_out = f"choose another output than {run.recipe.output}, or remove its checkpoints"
     stored, wanted = manifest.recipe["model"], run.recipe_tree["model"]
     changed = [f"model.{k}: {stored.get(k)} there, {v} here" for k, v in wanted.items() if stored.get(k) != v]
     if changed:
         raise UserError(f"{checkpoint} holds another model ({'; '.join(changed)}); {way_out}")
+    before, now = manifest.recipe["optimizer"]["name"], run.recipe_tree["optimizer"]["name"]
+    if before != now:
+        raise UserError(f"{checkpoint} holds the state of optimizer.name={before}, not of {now}; {way_out}")
     if manifest.tokenizer_digest != run.tokenizer_digest:
         raise UserError(f"{checkpoint} was trained with another tokenizer than this recipe names; {way_out}")
     for change in order_changes(manifest.recipe, run.recipe_tree):

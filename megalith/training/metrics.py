@@ -16,20 +16,33 @@ from typing import Any
 
 from megalith.checkpoint.atomic import write_text
 from megalith.checkpoint.store import Position
+from megalith.errors import UserError
 from megalith.training.hooks import Hook, StepDone
 
 FILE_NAME = "metrics.jsonl"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of the file, in order; a last line that a killed process left unfinished is not one."""
-    lines: list[dict[str, Any]] = []
+    """Every whole line of the file, in order; a last line that a killed process left unfinished is not one.
+
+    Raises UserError for a line that is no measurement.
+    """
     if not path.exists():
-        return lines
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if text.endswith("\n") and text.strip():
-            lines.append(json.loads(text))
+        return []
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines += [_measurement(text)] if text.strip() else []
+        except ValueError as error:
+            raise UserError(f"{path}, line {number} is damaged ({error}); remove the line, or the file") from error
     return lines
+
+
+def _measurement(text: bytes) -> dict[str, Any]:
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        raise ValueError("it names no step")
+    return line
 
 
 class MetricsWriter(Hook):

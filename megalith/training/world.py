@@ -25,6 +25,11 @@ class World:
         """Whether a launcher started the processes, so that they have to find each other."""
         return self.master_port > 0
 
+    def __post_init__(self) -> None:
+        """Raises UserError for a rank that the world does not have: the others would wait for it in vain."""
+        if self.size and self.rank >= self.size:
+            raise UserError(f"RANK={self.rank} must be below WORLD_SIZE={self.size}; the first rank is 0")
+
     def tell(self, env: MutableMapping[str, str]) -> None:
         """Write it as the variables that torch's `env://` reads; a Slurm step comes without them."""
         env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"] = str(self.rank), str(self.size), str(self.local_rank)

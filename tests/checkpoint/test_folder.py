@@ -1,5 +1,7 @@
 """Which checkpoint folders count as whole, and which are kept."""
 
+import json
+
 import pytest
 
 from megalith.checkpoint import atomic, folder
@@ -90,6 +92,25 @@ def test_find_checkpoint_says_what_is_missing(tmp_path):
     truncate(damaged)
     with pytest.raises(UserError, match="7 bytes; 17 were written"):
         folder.find_checkpoint(damaged)
+    with pytest.raises(UserError, match="does not exist"):
+        folder.find_checkpoint(tmp_path / "elsewhere")
+
+
+def test_a_flipped_bit_is_not_opened(tmp_path):
+    whole, damaged = make_checkpoint(tmp_path, 1), make_checkpoint(tmp_path, 2)
+    flip_a_bit(damaged)
+    assert folder.find_checkpoint(tmp_path) == whole
+    with pytest.raises(UserError, match="sha256 differs"):
+        folder.find_checkpoint(damaged)
+
+
+@pytest.mark.parametrize("fields", [{"recipe": None}, {"step": "7"}, {"step": None}, {"files": None}])
+def test_a_manifest_of_the_wrong_kind_is_no_manifest(tmp_path, fields):
+    where = make_checkpoint(tmp_path, 7)
+    path = where / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UserError, match="does not read as a checkpoint's manifest"):
+        folder.read_manifest(where)
 
 
 def test_another_format_is_refused(tmp_path):

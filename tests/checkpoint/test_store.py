@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +52,27 @@ def saved_run(output, seed: int = 0):
     take_steps(model, optimizer, range(3))
     where = store.save(output, model, optimizer, Position(3, 24), {"model": {"size": 3}}, keep=2)
     return where, model, optimizer
+
+
+def test_a_write_that_the_system_refuses_is_named(tmp_path):
+    """In a process of its own that may write no file above 2,000 bytes, the nearest thing to a full disk."""
+    program = f"""
+import resource, signal
+from pathlib import Path
+from megalith.checkpoint import store
+from tests.checkpoint.test_store import Position, Small, adamw
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+model = Small(0)
+try:
+    store.save(Path({str(tmp_path)!r}), model, adamw(model), Position(1, 8), {{}}, keep=2)
+except OSError as error:
+    print(type(error).__name__, error.strerror)
+"""
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "OSError File too large\n", ran.stderr
+    assert folder.newest_whole(tmp_path) == (None, [])
 
 
 def assert_same_state(one: nn.Module, other: nn.Module, one_optimizer, other_optimizer) -> None:

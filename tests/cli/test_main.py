@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import subprocess
 import sys
 import time
@@ -101,6 +102,9 @@ def test_exit_codes(verb, capsys) -> None:
     verb.run = raising(UserError("seed=-1 must be at least 0"))
     assert door.main(["probe", "r"]) == 2
     assert capsys.readouterr().err == "megalith: seed=-1 must be at least 0\n"
+    verb.run = raising(OSError(errno.ENOSPC, "No space left on device", "runs/a"))
+    assert door.main(["probe", "r"]) == 2
+    assert capsys.readouterr().err.startswith("megalith: runs/a: No space left on device; free some space")
     verb.run = raising(KeyboardInterrupt())
     assert door.main(["probe", "r"]) == 130
     verb.run = raising(ZeroDivisionError("a fault of ours"))
@@ -123,3 +127,19 @@ def test_sub_verbs_follow_the_same_rules() -> None:
     assert parser.parse_args(["inspect", "--prefix", "x"]).prefix == "x"
     with pytest.raises(SystemExit):
         parser.parse_args(["inspect", "--pre", "x"])
+
+
+@pytest.mark.parametrize("line", ["--help", "train --help"])
+def test_a_reader_that_left_is_no_traceback(line: str) -> None:
+    command = [sys.executable, "-m", "megalith", *line.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) in (0, 141)  # argparse itself is silent where output is not buffered
+
+
+def test_only_what_is_required_is_asked_for(capsys) -> None:
+    with pytest.raises(SystemExit):
+        door.main(["train"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: RECIPE\n")

@@ -175,6 +175,8 @@ RUN = [
         ("modules=[mlp_act]|compile=true|compile=false",),
         f"{SELECTIVE} recompute.modules=[mlp_act] compile=false",
     ),
+    Bad("output=null", ("output=''|must name a folder|output=runs/first",), "output=runs/first"),
+    Bad("data.prefix=~nobody/x", ("data.prefix=~nobody/x|only a shell expands|~nobody/x",), "data.prefix=x"),
     Bad("output=", ("output=''|must name a folder|output=runs/first",), "output=runs/first"),
     Bad("data.prefix=", ("data.prefix is missing|data.prefix=data/text",), "data.prefix=data/text"),
 ]

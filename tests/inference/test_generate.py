@@ -5,7 +5,7 @@ import torch
 
 from megalith.config.model import ModelConfig, Position
 from megalith.errors import UserError
-from megalith.inference.generate import continue_text, generate
+from megalith.inference.generate import check_text, continue_text, generate
 from megalith.inference.sampling import Sampling
 from megalith.models.decoder import Decoder
 from megalith.models.init import initialise
@@ -90,3 +90,8 @@ def test_pieces_add_up_to_the_whole_text(opened, seed):
 def test_an_empty_prompt_begins_a_document(opened):
     ids = list(generate(opened.model, [opened.tokenizer.end_of_document], 5, GREEDY, opened.tokenizer.end_of_document))
     assert "".join(continue_text(opened, "", 5, GREEDY)) == opened.tokenizer.decode(ids)
+
+
+def test_a_prompt_that_is_no_text_is_refused():
+    with pytest.raises(UserError, match="character 3 is not UTF-8"):
+        check_text("ab\udcff")

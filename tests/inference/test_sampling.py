@@ -57,3 +57,14 @@ def test_every_wrong_value_is_named():
 def test_broken_weights_are_not_sampled_from(temperature):
     with pytest.raises(UserError, match="not finite"):
         choose(torch.tensor([0.0, float("nan")]), Sampling(temperature), torch.Generator())
+
+
+@pytest.mark.parametrize("extreme", [{"temperature": 1e-320}, {"temperature": 1e-45}, {"top_p": 1e-300}])
+def test_extreme_values_end_at_the_likeliest(extreme):
+    assert set(drawn(Sampling(top_k=0, **extreme), 50)) <= {1, 3}  # equals share it
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_beyond_the_generator_is_refused(seed):
+    with pytest.raises(UserError, match=f"seed={seed}"):
+        Sampling(seed=seed)

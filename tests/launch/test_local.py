@@ -1,19 +1,22 @@
 """The launcher tells which rank failed first and why, ends everything in time, and never says 0 for a failure."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from megalith.launch.local import threads_per_process
+from megalith.launch.local import _failed_at, threads_per_process
 from megalith.launch.worker import run
 
 LIMIT_SECONDS = 60
 TARGETS = """
-import os, signal, sys, time
+import errno, os, signal, sys, time
 from pathlib import Path
 from megalith.errors import UserError
 
@@ -52,6 +55,9 @@ def die(arguments):
 
 def refuse(arguments):
     raise UserError("choose something else")
+
+def fill_the_disk(arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 def sleep(arguments):
     Path(arguments[0], str(os.getpid())).touch()
@@ -105,6 +111,13 @@ def test_what_the_user_can_put_right_comes_once_and_without_a_traceback(launch):
     assert stderr == "megalith: choose something else\n"
 
 
+def test_a_full_disk_comes_without_a_traceback_too(launch):
+    process = launch("fill_the_disk")
+    _, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 2
+    assert stderr.startswith("megalith: No space left on device; free some space")
+
+
 def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
     process = launch("sleep", str(tmp_path))
     pids = wait_for_pids(tmp_path)
@@ -149,3 +162,14 @@ def test_an_unknown_target_is_an_error_not_a_success(capsys, monkeypatch):
 
 def test_every_process_gets_a_thread():
     assert threads_per_process(10_000) == 1
+
+
+def test_a_rank_that_the_launcher_ended_is_never_the_first(tmp_path):
+    """It has only torch's time, in whole seconds, which may lie before that of the rank which failed."""
+    told = tmp_path / "error.json"
+    extra = {"py_callstack": "the cause", "timestamp": "100", "seconds": 100.7}
+    told.write_text(json.dumps({"message": {"message": "UserError: the cause", "extraInfo": extra}}))
+    cause = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(told))
+    ended = ProcessFailure(local_rank=1, pid=2, exitcode=-signal.SIGTERM, error_file="<N/A>")
+    ended.timestamp = 100
+    assert _failed_at(cause) < _failed_at(ended)

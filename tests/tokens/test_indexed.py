@@ -272,3 +272,10 @@ def test_a_copy_elsewhere_has_the_same_digest_and_other_content_another(tmp_path
     write(tmp_path / "empty", [])
     digests = [IndexedTokens(tmp_path / name).digest for name in ("x", "copy", "cut", "wide", "other", "empty")]
     assert digests[0] == digests[1] and len(set(digests)) == 5
+
+
+def test_a_prefix_without_a_name_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="names no file"):
+        write(Path(""), DOCUMENTS)
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from megalith.checkpoint.store import Position
+from megalith.errors import UserError
 from megalith.training.hooks import Hook, Hooks, StepDone
 from megalith.training.metrics import MetricsWriter, read_metrics
 from megalith.training.progress import ProgressDisplay
@@ -110,3 +111,12 @@ def test_every_hook_ends_even_if_one_fails():
     with pytest.raises(OSError, match="disk full"):
         Hooks([Failing(), Noting()]).on_end()
     assert ended == [True]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[1]", b'{"loss": 1}', b"\x00\x00", b"\xff"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    write_steps(tmp_path, Position(0, 0), range(1, 3))
+    with open(tmp_path / "metrics.jsonl", "ab") as stream:
+        stream.write(line + b"\n")
+    with pytest.raises(UserError, match="metrics.jsonl, line 5 is damaged"):
+        write_steps(tmp_path, Position(2, 16), range(3, 5))

@@ -44,7 +44,7 @@ def test_telling_torch_reads_back():
     assert from_environment(env) == world
 
 
-@pytest.mark.parametrize("key, value", [("RANK", "-1"), ("WORLD_SIZE", "four"), ("MASTER_PORT", None)])
+@pytest.mark.parametrize("key, value", [("RANK", "-1"), ("RANK", "4"), ("WORLD_SIZE", "four"), ("MASTER_PORT", None)])
 def test_a_wrong_variable_is_named(key, value):
     env = {k: v for k, v in (TORCHRUN | {key: value}).items() if v is not None}
     with pytest.raises(UserError, match=key):
