@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -75,7 +75,9 @@ def one_step(run: Run, step: int) -> None:
     """Train one step and tell the hooks. Raises UserError where the loss or the gradient norm is not finite."""
     batch = run.recipe.batch
     started = perf_counter()
-    report = run.train_step(step, run.loader.next_step())
+    micro_batches = run.loader.next_step()
+    check_ids(micro_batches, run.recipe.model.vocab_size)
+    report = run.train_step(step, micro_batches)
     seconds = perf_counter() - started
     run.position = Position(step, run.loader.consumed_samples, asdict(run.loader.position))
     run.hooks.after_step(
@@ -94,6 +96,16 @@ def one_step(run: Run, step: int) -> None:
         raise UserError(
             f"step {step}: loss={report.loss}, gradient norm={report.grad_norm}; training needs finite ones. "
             "The last checkpoint is from before it: continue with a smaller optimizer.lr or optimizer.clip_grad_norm"
+        )
+
+
+def check_ids(micro_batches: Sequence[MicroBatch], vocab_size: int) -> None:
+    """Raises UserError for an id without a row: tensor ranks would each take it for another's and train on nothing."""
+    highest = max(int(ids.max()) for one in micro_batches for ids in (one.tokens_BS, one.targets_BS))
+    if highest >= vocab_size:
+        raise UserError(
+            f"the training data holds token {highest}, which model.vocab_size={vocab_size} has no row for; "
+            "`megalith data inspect PREFIX --verify` tells a damaged file, else choose a larger model.vocab_size"
         )
 
 

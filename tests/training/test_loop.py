@@ -41,7 +41,7 @@ class Calls(Hook):
     def after_step(self, done: StepDone) -> None:
         self.calls.append(f"step {done.step}")
 
-    def on_validation(self, step: int, loss: float, tokens: int) -> None:
+    def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
         self.calls.append(f"validation {step} {tokens}")
 
     def on_checkpoint(self, step: int) -> None:
@@ -128,3 +128,11 @@ def test_the_python_api_trains_and_opens(write_recipe, tmp_path):
 def test_a_tokenizer_that_does_not_fit_is_refused(write_recipe, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         build(write_recipe(tmp_path / "run"), change)
+
+
+def test_an_id_without_a_row_is_refused_before_it_is_trained_on(write_recipe, tmp_path):
+    path = write_recipe(tmp_path / "run")
+    run = build(path, "data.tokenizer=null", "model.vocab_size=100")
+    with pytest.raises(UserError, match=r"holds token \d+, which model.vocab_size=100 has no row for"):
+        train(run)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == []
