@@ -56,10 +56,11 @@ def make_documents(megabytes: int) -> list[str]:
     return (once * -(-megabytes * 1_000_000 // size))[: len(once) * megabytes * 1_000_000 // size]
 
 
-def seconds_of(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def seconds_of(function: Callable[[], object]) -> tuple[float, float]:
+    """Wall seconds, and CPU seconds of all threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
     function()
-    return time.perf_counter() - started
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def peak_mib(folder: Path, source: Path, times: int) -> float:
@@ -92,21 +93,29 @@ def main() -> None:
             tokenize_files([source], tokenizer, folder / "out", DocumentReader())
 
         for round_number in range(args.rounds + 1):
-            rates = [megabytes / seconds_of(turn) for turn in (theirs, ours)]
+            turns = [("library", theirs), ("megalith", ours)]
+            row: dict[str, object] = {"round": round_number}
+            for who, turn in turns if round_number % 2 else reversed(turns):
+                wall, cpu = seconds_of(turn)
+                row |= {f"{who}_mb_per_s": megabytes / wall, f"{who}_cpu_seconds": cpu}
             if round_number:  # the first one fills caches
-                rows.append({"round": round_number, "library_mb_per_s": rates[0], "megalith_mb_per_s": rates[1]})
-                print(f"round {round_number}: library {rates[0]:.2f} MB/s, Megalith {rates[1]:.2f} MB/s", flush=True)
+                rows.append(row)
+                print(
+                    ", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                    flush=True,
+                )
         expected = [library.encode(document, add_special_tokens=False).ids for document in documents[:50]]
         tokens = IndexedTokens(folder / "out")
         assert [tokens[i][:-1].tolist() for i in range(50)] == expected
         peaks = [peak_mib(folder, source, times) for times in (1, 4)]
     ratios = [float(str(row["megalith_mb_per_s"])) / float(str(row["library_mb_per_s"])) for row in rows]
     for row, ratio in zip(rows, ratios, strict=True):
-        row |= {"ratio": ratio, "cores": os.cpu_count(), "text_mb": megabytes}
+        row |= {"ratio": ratio, "load_1_min": os.getloadavg()[0], "cores": os.cpu_count(), "text_mb": megabytes}
         row |= {"peak_mib_1x": peaks[0], "peak_mib_4x": peaks[1], "tokenizers": tokenizers.__version__}
     args.output.mkdir(parents=True, exist_ok=True)
+    columns = sorted(rows[0], key=lambda name: name != "round")
     with open(args.output / "tokenize_vs_library.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows({k: f"{v:.3f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     print(f"median ratio {median(ratios):.3f} on {os.cpu_count()} cores, {megabytes:.1f} MB of text")
