@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from megalith.config.reader import read_recipe, to_yaml
 from megalith.config.recipe import Recipe
+from megalith.errors import UserError
 from megalith.files import atomic_writer
 from megalith.units import format_bytes, format_count, format_duration
 
@@ -176,8 +177,11 @@ def show(scores: Scores) -> None:
 
 
 def draw(recipe: Recipe, scores: Scores) -> None:
-    """The loss curve with the bigram's level on the same validation play, where matplotlib is there."""
+    """The loss curve with the bigram's level on the same validation play; without matplotlib a line that says so."""
     from megalith.report.plot import plot_loss
 
     level = ("bigram model on the validation play", scores.bigram_validation_loss)
-    print(plot_loss(Path(recipe.output), "A small GPT learns Shakespeare", [level]))
+    try:
+        print(plot_loss(Path(recipe.output), "A small GPT learns Shakespeare", [level]))
+    except UserError as error:  # a picture less is no reason to stop
+        print(f"note: no loss curve: {error}")
