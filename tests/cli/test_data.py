@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -181,3 +186,21 @@ def test_progress_without_a_terminal_is_a_line_with_rate_and_time_left(capsys: p
         on_bytes(1 << 20)
     line = capsys.readouterr().err
     assert line.startswith("reading: 0% of 1.00 GiB, ") and "/s, ETA " in line and line.count("\n") == 1
+
+
+def test_ctrl_c_leaves_what_the_same_command_makes_whole(folder: Path, tokenizer: Path) -> None:
+    (folder / "long.txt").write_text(TEXT * 2000)
+    command = ["data", "tokenize", "long.txt", "--tokenizer", "t", "--output-prefix", "out/x"]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    started = subprocess.Popen([sys.executable, "-m", "megalith", *command], env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("out/.x.bin.*")):
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    error = started.communicate(timeout=60)[1]
+    assert started.returncode == 130 and "interrupted" in error and "Traceback" not in error
+    assert list((folder / "out").iterdir()) == []
+    (folder / "long.txt").write_text(TEXT)
+    assert main(command) == 0
+    assert IndexedTokens("out/x").num_documents == 1

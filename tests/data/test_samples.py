@@ -211,3 +211,10 @@ def test_an_index_of_many_documents_takes_few_bytes_each(tmp_path: Path) -> None
         tracemalloc.stop()
     assert index.samples_per_row == count // 2 - 1
     assert 14 * count < peak < 20 * count
+
+
+def test_passes_of_a_tiny_text_go_on_beyond_a_billion(make_tokens: MakeTokens) -> None:
+    """One document of 8 tokens: no table grows with the number of samples asked for."""
+    samples = EpochSamples(make_tokens([8]), range(1), 4, 1)
+    assert samples.samples_per_epoch == 1
+    assert samples[10**9 - 1].tolist() == samples[2**33].tolist() == [0, 1, 2, 3, 4]

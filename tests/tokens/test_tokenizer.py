@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,18 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: str) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the tokenizer .*none\.json: No such file"):
         Tokenizer.open(tmp_path / "none.json")
+
+
+def test_a_tokenizer_used_before_a_fork_works_after_it(tokenizer: Tokenizer) -> None:
+    program = """
+import multiprocessing, sys
+from megalith.tokens.tokenizer import Tokenizer
+tokenizer = Tokenizer.open(sys.argv[1])
+text = "the cat sat on the mat"
+expected = tokenizer.encode_batch([text] * 100)[0]
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(tokenizer.encode, [text] * 1000) == [expected] * 1000)
+"""
+    command = [sys.executable, "-c", program, str(tokenizer.path)]
+    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=30, check=True)
+    assert run.stdout.strip() == "True"
