@@ -15,10 +15,10 @@ import numpy as np
 from megalith.errors import UserError
 from megalith.tokens.documents import DocumentReader
 from megalith.tokens.index_layout import bin_path, dtype_for, idx_path
-from megalith.tokens.indexed import IndexedWriter
 from megalith.tokens.manifest import Manifest, Source, manifest_path, write_manifest
 from megalith.tokens.pieces import Piece, pieces
 from megalith.tokens.tokenizer import Tokenizer
+from megalith.tokens.writer import IndexedWriter
 
 _BATCH_PIECES = 1024
 _BATCH_CHARACTERS = 1 << 16

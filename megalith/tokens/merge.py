@@ -7,8 +7,9 @@ from pathlib import Path
 
 from megalith.errors import UserError
 from megalith.tokens.index_layout import bin_path, idx_path
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.manifest import Manifest, common_tokenizer, manifest_path, read_manifest, write_manifest
+from megalith.tokens.writer import IndexedWriter
 
 
 def merge_files(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
+from megalith.tokens.writer import IndexedWriter
 
 MakeTokens = Callable[[Sequence[int]], IndexedTokens]
 

@@ -13,7 +13,8 @@ from megalith.config.recipe import SampleOrder
 from megalith.data.blend import Blend, Drawn, draw_as_megatron, draw_in_time
 from megalith.data.samples import EpochSamples, GPTSamples, Samples
 from megalith.errors import UserError
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
+from megalith.tokens.writer import IndexedWriter
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "megatron_order.json").read_text())
 MakeSource = Callable[..., Samples]

@@ -15,7 +15,8 @@ import pytest
 from megalith.data.index_cache import IndexCache
 from megalith.data.samples import EpochSamples, GPTSamples, Samples
 from megalith.errors import UserError
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
+from megalith.tokens.writer import IndexedWriter
 
 ARRAYS = ("documents", "ends", "shuffle")
 ROOT = Path(__file__).parents[2]

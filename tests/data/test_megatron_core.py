@@ -16,8 +16,9 @@ import pytest
 from megalith.data.blend import draw_as_megatron
 from megalith.data.samples import GPTSamples
 from megalith.data.splits import split_ranges
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.merge import merge_files
+from megalith.tokens.writer import IndexedWriter
 
 pytestmark = pytest.mark.interop
 DOCUMENTS = [[11, 12, 13, 14, 0], [21, 22, 0], [], [31, 32, 33, 34, 35, 36, 0], [], [41, 42] * 40]

@@ -14,7 +14,8 @@ import pytest
 
 from megalith.errors import UserError
 from megalith.tokens.index_layout import byte_pointers, dtype_for, write_index
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
+from megalith.tokens.writer import IndexedWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS = [[11, 12, 13, 14, 0], [21, 22, 0], [31, 32, 33, 34, 35, 36, 0]]
@@ -141,7 +142,7 @@ def test_a_writer_that_fails_leaves_the_older_pair(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_older_pair(tmp_path: Path) -> None:
     write(tmp_path / "x", DOCUMENTS)
     code = (
-        "import os, sys; from megalith.tokens.indexed import IndexedWriter\n"
+        "import os, sys; from megalith.tokens.writer import IndexedWriter\n"
         "writer = IndexedWriter(sys.argv[1], 'uint16'); writer.append(range(10**6 // 20)); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], timeout=60).returncode == -9
@@ -181,7 +182,7 @@ def test_index_of_a_corpus_beyond_32_bits(tmp_path: Path) -> None:
 def test_the_writer_keeps_few_bytes_per_document(tmp_path: Path) -> None:
     """Half a million documents of one token: peak memory above the start stays under 40 bytes a document."""
     code = (
-        "import resource, sys; import numpy as np; from megalith.tokens.indexed import IndexedWriter\n"
+        "import resource, sys; import numpy as np; from megalith.tokens.writer import IndexedWriter\n"
         "one = np.array([5], np.uint16); peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "with IndexedWriter(sys.argv[1], np.uint16) as writer:\n"
         "    writer.append(one); before = peak()\n"

@@ -13,10 +13,11 @@ from megalith.tokens.bpe import train_bpe
 from megalith.tokens.corpus import tokenize_files
 from megalith.tokens.documents import DocumentReader
 from megalith.tokens.index_layout import byte_pointers
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.manifest import check_tokens, read_manifest
 from megalith.tokens.merge import merge_files
 from megalith.tokens.tokenizer import Tokenizer
+from megalith.tokens.writer import IndexedWriter
 
 PARTS = [[[1, 2, 3], [], [4]], [], [[], [5, 6], [7] * 5, []]]
 

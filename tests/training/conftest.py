@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from megalith.tokens.bpe import train_bpe
-from megalith.tokens.indexed import IndexedWriter
 from megalith.tokens.tokenizer import Tokenizer
+from megalith.tokens.writer import IndexedWriter
 
 WORDS = (
     "quick",

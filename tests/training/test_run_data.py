@@ -12,8 +12,9 @@ from megalith.checkpoint import folder
 from megalith.config.reader import read_recipe
 from megalith.data.sources import prepare
 from megalith.errors import UserError
-from megalith.tokens.indexed import IndexedTokens, IndexedWriter
+from megalith.tokens.indexed import IndexedTokens
 from megalith.tokens.tokenizer import Tokenizer
+from megalith.tokens.writer import IndexedWriter
 from megalith.training.build import build_run, train_recipe
 from megalith.training.metrics import read_metrics
 from megalith.training.world import World
