@@ -10,8 +10,9 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import isfinite
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def read_curves(run_folder: Path) -> LossCurves:
         raise UserError(f"{path} holds no training step; let the run make at least one")
     trained = list(accumulate(int(line["tokens"]) for line in train))
     tokens_at = dict(zip((line["step"] for line in train), trained, strict=True))
-    validation = [line for line in lines if "validation_loss" in line]
+    validation = over_sets([line for line in lines if "validation_loss" in line])
     return LossCurves(
         train=_curve([line["step"] for line in train], trained, [line["loss"] for line in train]),
         validation=_curve(
@@ -71,6 +72,18 @@ def plot_loss(run_folder: Path, title: str, references: Sequence[tuple[str, floa
     with atomic_writer(run_folder / "loss.png") as file:
         file.write(_draw(curves, title, references))
     return run_folder / "loss.png"
+
+
+def over_sets(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line a step out of one for each validation set: the mean over the tokens of all sets."""
+    merged = []
+    for step, group in groupby(lines, key=lambda line: line["step"]):
+        sets = list(group)
+        tokens = [one.get("validation_tokens", 1) for one in sets]
+        losses = [float(one["validation_loss"]) for one in sets]
+        mean = sum(map(mul, losses, tokens)) / max(1, sum(tokens)) if len(sets) > 1 else losses[0]
+        merged.append({"step": step, "validation_loss": mean})
+    return merged
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

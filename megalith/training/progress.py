@@ -42,7 +42,8 @@ class ProgressDisplay(Hook):
             self._say(self.line(done))
 
     def on_validation(self, step: int, loss: float, tokens: int, name: str = "validation") -> None:
-        self._say(f"step {step}  {name} loss {loss:.4f} over {format_count(tokens)} tokens")
+        of_set = "" if name == "validation" else f" of {name}"
+        self._say(f"step {step}  validation loss{of_set} {loss:.4f} over {format_count(tokens)} tokens")
 
     def on_checkpoint(self, step: int) -> None:
         self._say(f"step {step}  saving a checkpoint")

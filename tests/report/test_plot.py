@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megalith.errors import UserError
-from megalith.report.plot import plot_loss, read_curves, smooth
+from megalith.report.plot import over_sets, plot_loss, read_curves, smooth
 
 
 def write_metrics(folder: Path, end: str = "\n") -> None:
@@ -92,3 +92,14 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "a picture needs matplotlib; install it with: pip install 'megalith[plot]'\n"
+
+
+def test_several_validation_sets_are_one_point_a_step_weighted_by_tokens() -> None:
+    lines = [
+        {"step": 2, "validation_set": "a", "validation_loss": 4.0, "validation_tokens": 30},
+        {"step": 2, "validation_set": "b", "validation_loss": 8.0, "validation_tokens": 10},
+        {"step": 4, "validation_set": "a", "validation_loss": "nan", "validation_tokens": 30},
+    ]
+    merged = over_sets(lines)
+    assert merged[0] == {"step": 2, "validation_loss": 5.0}
+    assert merged[1]["step"] == 4 and merged[1]["validation_loss"] != merged[1]["validation_loss"]
