@@ -118,5 +118,5 @@ def test_a_damaged_line_is_named(tmp_path, line):
     write_steps(tmp_path, Position(0, 0), range(1, 3))
     with open(tmp_path / "metrics.jsonl", "ab") as stream:
         stream.write(line + b"\n")
-    with pytest.raises(UserError, match="metrics.jsonl, line 5 is damaged"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 5 is damaged"):
         write_steps(tmp_path, Position(2, 16), range(3, 5))
