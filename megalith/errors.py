@@ -33,7 +33,7 @@ def user_error(error: BaseException) -> UserError | None:
     """
     if isinstance(error, UserError):
         return error
-    if not isinstance(error, OSError) or error.errno not in _WAYS_OUT:
+    if not isinstance(error, OSError) or error.errno is None or error.errno not in _WAYS_OUT:
         return None
     place = f"{error.filename}: " if error.filename is not None else ""
     return UserError(f"{place}{error.strerror}; {_WAYS_OUT[error.errno]}")

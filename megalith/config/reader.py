@@ -151,7 +151,7 @@ def _read_scalar(kind: Any, value: Any, path: str, found: list[str]) -> Any:
         if kind is str and is_null(value):
             return ""  # whether nothing will do is for the rules of the field to say
         result = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
-        if kind is int and not -(2**63) <= result < 2**63:
+        if isinstance(result, int) and not -(2**63) <= result < 2**63:
             raise ValueError("wider than the integers of torch and numpy")
         return result
     except (ValueError, KeyError):
