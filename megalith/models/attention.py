@@ -49,4 +49,4 @@ class SelfAttention(nn.Module):
             q_TNH, k_TKH = rotate(q_TNH, *context.rope), rotate(k_TKH, *context.rope)
             if isinstance(self.key_norm, nn.Identity):
                 v_TKH = v_TKH.clone()  # as a view it would keep the keys before rotation until backward
-        return self.output(self.core(q_TNH, k_TKH, v_TKH, context.batch_size, context.seed, context.documents_BS))
+        return self.output(self.core(q_TNH, k_TKH, v_TKH, context))

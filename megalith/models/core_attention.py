@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from megalith.config.model import Attention, ModelConfig, Position
+from megalith.models.context import Context
 from megalith.models.dropout import Dropout
 from megalith.models.positions import alibi_slopes
 
@@ -210,37 +211,22 @@ class CoreAttention(nn.Module):
         self.slopes = list(alibi_slopes(config.num_attention_heads)) if config.position is Position.ALIBI else []
         self.dropout = Dropout(config.attention_dropout, site)
 
-    def forward(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        batch_size: int,
-        seed: Tensor | None,
-        documents_BS: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
 
 
 class UnfusedAttention(CoreAttention):
     """Scores, softmax, dropout and their product with v as separate steps, as in arXiv:2205.05198."""
 
-    def forward(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        batch_size: int,
-        seed: Tensor | None,
-        documents_BS: Tensor | None = None,
-    ) -> Tensor:
-        split, num_kv_heads = (batch_size, -1), k_TKH.shape[1]
+    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, context: Context) -> Tensor:
+        split, num_kv_heads = (context.batch_size, -1), k_TKH.shape[1]
         q = q_TNH.unflatten(0, split).unflatten(2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)  # B K G S H
         k = k_TKH.unflatten(0, split).permute(0, 2, 3, 1)  # B K H S
         v = v_TKH.unflatten(0, split).transpose(1, 2)  # B K S H
         group_seq = q.shape[2:4]
         scores = (q.flatten(2, 3) @ k).unflatten(2, group_seq)
-        p = self.dropout(causal_softmax(scores, self.scale, self.slopes, self.window, documents_BS), seed)
+        p = causal_softmax(scores, self.scale, self.slopes, self.window, context.documents_BS)
+        p = self.dropout(p, context.seed)
         y = (p.flatten(2, 3) @ v).unflatten(2, group_seq)
         return y.permute(0, 3, 1, 2, 4).reshape(q_TNH.shape[0], -1)
 
@@ -248,17 +234,9 @@ class UnfusedAttention(CoreAttention):
 class SdpaAttention(CoreAttention):
     """One fused kernel; it has no dropout, which the validator refuses beforehand."""
 
-    def forward(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        batch_size: int,
-        seed: Tensor | None,
-        documents_BS: Tensor | None = None,
-    ) -> Tensor:
-        q, k, v = (x.unflatten(0, (batch_size, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
-        y, _ = sdpa(q, k, v, self.scale, self.slopes, self.window, documents_BS)
+    def forward(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, context: Context) -> Tensor:
+        q, k, v = (x.unflatten(0, (context.batch_size, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
+        y, _ = sdpa(q, k, v, self.scale, self.slopes, self.window, context.documents_BS)
         return y.transpose(1, 2).reshape(q_TNH.shape[0], -1)
 
 
